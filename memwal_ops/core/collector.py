@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from memwal_ops.core.anchors import delete_proven
 from memwal_ops.core.candidates import Candidate, Gate, Verdict
-from memwal_ops.core.options import OptionError, Options, count, text
+from memwal_ops.core.options import OptionError
+from memwal_ops.core.shared_options import CollectOptions
 from memwal_ops.errors import MemwalOpsError, TableReplacedError
 
 if TYPE_CHECKING:
@@ -70,15 +71,6 @@ ReportT = TypeVar("ReportT", bound="CollectionReport[Any]")
 BATCH_OBJECTS = 1000
 _MAX_FAILED_BATCHES = 5
 _NOT_DONE = "not deleted, or only in part: see failed, or --max-deletes; the next run continues"
-
-
-@dataclass(frozen=True)
-class CollectOptions(Options):
-    """The options of ``gc`` that all formats have."""
-
-    max_deletes: int | None = count(None, minimum=1, metavar="N", help="Delete at most N objects.")
-    plan_file: str | None = text(None, metavar="FILE", help="Write every candidate here, as JSON lines.")
-    limit: int = count(100, minimum=0, metavar="N", help="At most this many candidates of each list in --json.")
 
 
 class PartReplacedError(Exception):

@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 
 from memwal_ops import text
-from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.past_runs import PastRun
+from memwal_ops.core.usage import rows_done
 from memwal_ops.storage.metering import KINDS
 
 CURRENCY = "USD"

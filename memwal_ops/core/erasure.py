@@ -15,12 +15,11 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from memwal_ops import errors
 from memwal_ops.core.documents import document
-from memwal_ops.core.options import OptionError, Options, SafeMinimums, duration, group, text
 from memwal_ops.storage.api import Store
 from memwal_ops.storage.clock import PLANNED_BY
 from memwal_ops.storage.records import decode_record, encode_record
@@ -79,107 +78,6 @@ def read_followers(store: Store) -> Iterator[Follower]:
 
 
 _SHOWN = 12
-_SPARE = timedelta(days=2)
-SAFE_AGE = timedelta(hours=1)
-"""How long a writer may take between reading a version and its commit."""
-EXPIRED_TOO_EARLY = (
-    "a writer begins at version N, another one commits N+1, N+1 is deleted, and the first one commits without a "
-    "conflict with it: rows are lost, or are there twice."
-)
-
-
-@dataclass(frozen=True)
-class TtlOptions(Options):
-    """Which living rows are too old."""
-
-    column: str | None = text(None, help="A column of times: rows with one that is older than keep are deleted.")
-    keep: timedelta | None = duration(None, help="How old a row gets.", minimum=timedelta(hours=1))
-
-    def validate(self) -> None:
-        """Refuse one without the other."""
-        super().validate()
-        if (self.column is None) != (self.keep is None):
-            raise OptionError("{column} and {keep} belong together: give both.", "column", "keep")
-
-    def expression(self, now: datetime) -> str | None:
-        """The rows, in SQL; None: no age is given."""
-        if self.column is None or self.keep is None:
-            return None
-        column = self.column.replace("`", "``")
-        return f"`{column}` < CAST('{now.astimezone(UTC) - self.keep:%Y-%m-%dT%H:%M:%S}' AS TIMESTAMP)"
-
-
-@dataclass(frozen=True)
-class EraseOptions(SafeMinimums):
-    """The options of ``erase``."""
-
-    minimums = {"older_than": (SAFE_AGE, EXPIRED_TOO_EARLY)}  # noqa: RUF012 - as the base class has it
-
-    where: str | None = text(
-        None, metavar="EXPR", help="Rows that match this SQL expression, living ones and those that were deleted."
-    )
-    deleted_before: str | None = text(
-        None, metavar="TIME", help="All rows that were deleted before this time (ISO 8601)."
-    )
-    within: timedelta | None = duration(
-        None, help="Rows are gone that long after they were deleted, if it runs daily; instead of --deleted-before."
-    )
-    older_than: timedelta = duration(
-        timedelta(days=7), help="Remove old versions and what is merged of the log once it is that old."
-    )
-    certificate: str | None = text(None, metavar="FILE", help="Write what proves it here, once all is erased.")
-    sign_with: str | None = text(None, metavar="KEY", help="Sign it by this private key (PEM).")
-    ignore_columns: str | None = text(
-        None, metavar="NAME,NAME", help="Columns of common words: their values are not looked for in what stays."
-    )
-    check: str | None = text(None, metavar="FILE", help="Verify a certificate against the table, and do nothing else.")
-    ttl: TtlOptions = group(TtlOptions, help="Delete rows by their age, and erase them within that time.")
-
-    def validate(self) -> None:
-        """Refuse options that contradict each other."""
-        super().validate()
-        chosen = [name for name in ("where", "deleted_before", "within", "check") if getattr(self, name) is not None]
-        if len(chosen) > 1:
-            raise OptionError(f"{{{chosen[0]}}} and {{{chosen[1]}}} exclude each other: give one.", *chosen)
-        if self.sign_with is not None and self.certificate is None:
-            raise OptionError("{sign_with} signs a certificate: give {certificate}, too.", "sign_with")
-        if self.where is not None and not self.where.strip():
-            raise OptionError("{where} is empty, and would match nothing.", "where")
-        if self.within is not None and self.within <= self.older_than:
-            raise OptionError("{within} must be longer than {older_than}, for which versions are kept.", "within")
-        if self.ttl.column is not None and self.within is None:
-            raise OptionError("{ttl} deletes rows, which stay in files: give {within}, too.", "ttl", "within")
-        if self.deleted_before is not None and (self.cut(now := datetime.now(UTC)) or now) > now:
-            raise OptionError(
-                "{deleted_before} is in the future: of rows that are deleted until then, nothing can be said.",
-                "deleted_before",
-            )
-
-    def cut(self, now: datetime) -> datetime | None:
-        """The time before which rows were deleted that must be gone, aware; None: ``where`` is given.
-
-        Of ``within``: as late as it may be, with two days to spare, since each run rewrites what holds them.
-        """
-        if self.within is not None:
-            return now - max(timedelta(0), self.within - self.older_than - _SPARE)
-        if self.deleted_before is None:
-            return None
-        try:
-            moment = datetime.fromisoformat(self.deleted_before)
-        except ValueError:
-            raise OptionError(
-                f"{{deleted_before}} is not a time: {self.deleted_before!r:.80}.",
-                "deleted_before",
-                remedy="Write it like 2026-11-26T09:00:00Z.",
-            ) from None
-        return moment.astimezone() if moment.tzinfo is None else moment
-
-    def require_target(self) -> None:
-        """Refuse a run that says of no row that it must be gone."""
-        if self.where is None and self.deleted_before is None and self.within is None:
-            raise OptionError(
-                "Which rows are to be erased? Give {where}, {deleted_before} or {within}.", "where", "deleted_before"
-            )
 
 
 class EraseDecision(enum.StrEnum):

@@ -3,8 +3,6 @@
 A hold is a numbered record (:mod:`memwal_ops.core.leases`), so that it works on every store. An expiry of
 revisions writes an announcement in the same way and reads the holds only after that; taking a hold reads
 the announcements only after the hold is written. So at least one of the two sees the other, without a lock.
-
-Check the files that memwal-ops itself stores with a table of any format: leases and holds.
 """
 
 from __future__ import annotations
@@ -14,48 +12,14 @@ import socket
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from memwal_ops import errors
-from memwal_ops.core import leases, verification
-from memwal_ops.core.export import exported_store
+from memwal_ops.core import leases
 from memwal_ops.core.protocols import Table
 from memwal_ops.storage.api import Store
 from memwal_ops.storage.clock import store_time
 from memwal_ops.text import duration_text
-
-
-def check_own_files(table: Table) -> Iterator[verification.Inconsistency]:
-    """Find leases that expired without being released, and holds of revisions that do not exist any more."""
-    export = exported_store(table)
-    now = datetime.now(UTC) if export is None else export.taken
-    try:
-        for lease in leases.list_leases(table.store):
-            if lease.ended is None and not lease.in_force(now):
-                yield verification.Inconsistency(
-                    verification.Severity.INFO, "lease_expired", f"the lease of {lease.job}",
-                    f"{lease.holder.name} acquired it at {lease.acquired:%Y-%m-%d %H:%M:%S} and did not release it.",
-                    "None: the next supervisor acquires it.", "None; check whether that process still runs.",
-                    about=lease.job,
-                )  # fmt: skip
-    except errors.MemwalOpsError as error:
-        yield verification.finding_of(
-            error, "lease", "_mem_wal_ops/leases", "No supervised job can begin.", verification.Severity.WARNING
-        )
-    try:
-        for hold in holds(table):
-            gone = [version for version in hold.versions if hold.in_force(now) and not table.has_revision(version)]
-            if gone:
-                yield verification.Inconsistency(
-                    verification.Severity.WARNING, "hold", f"hold {hold.number} of {hold.by}",
-                    f"It keeps revision {gone[0]}, which does not exist.", "Its holder cannot read that revision.",
-                    f"memwal-ops hold URI --release {hold.number}; ask {hold.by}.", errors.runbook(26) or "",
-                )  # fmt: skip
-    except errors.MemwalOpsError as error:
-        yield verification.finding_of(
-            error, "hold", "_mem_wal_ops/holds", "gc and expire delete nothing.", verification.Severity.WARNING
-        )
-
 
 HOLDS_FOLDER = "_mem_wal_ops/holds"
 EXPIRIES_FOLDER = "_mem_wal_ops/expiries"

@@ -110,7 +110,7 @@ class DebtSpec:
 
     Whether a job is due, and what its next run costs, is known by them before it runs.
 
-    These are polled for the options of the job's runs (:func:`memwal_ops.core.table_history.polled_options`).
+    These are polled for the options of the job's runs (:func:`memwal_ops.core.polling.polled_options`).
 
     Attributes:
         due: the metric of what is due, which is 0 if nothing is.
@@ -282,6 +282,15 @@ verify_job = partial(
 )
 """The spec of a job that verifies a table. Once a day the supervisor asks its indexes; where its configuration names
 the job, it verifies the whole table as well."""
+repair_job = partial(
+    JobSpec,
+    name="repair",
+    summary="Print what has a provably safe fix; with --apply, fix it.",
+    deletes=True,
+    every=timedelta(days=1),
+    metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
+)
+"""The spec of the job that verifies a table, and fixes what it finds."""
 maintain_job = partial(JobSpec, name="maintain", load="memwal_ops.core.maintain:JOB", every=timedelta(hours=1))
 """The spec of the job that runs the others of a format in their order."""
 

@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import Any
 
 from memwal_ops.core import protocols, registry, run
@@ -23,11 +22,12 @@ from memwal_ops.core.answers import BadAnswers, PastAnswers, bad_answers, no_pas
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.job import JobSpec
-from memwal_ops.core.options import OptionError, Options, duration, flag
+from memwal_ops.core.options import Options
 from memwal_ops.core.outlook import Outlook, describe_outlooks, outlook_on
 from memwal_ops.core.past_runs import PastRuns, no_past_runs
+from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.report import Need, PlanReport, Report
-from memwal_ops.core.table_history import poll_cache
+from memwal_ops.core.shared_options import MaintenanceOptions
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, NotALanceTableError, RegionsBlockedError, worst_exit_code
 from memwal_ops.storage import locations
 from memwal_ops.storage.catalogs import resolve
@@ -189,22 +189,6 @@ def _reduces_backlog(spec: JobSpec) -> bool:
 
 
 _WIDTH = 9
-
-
-@dataclass(frozen=True)
-class MaintenanceOptions(Options):
-    """The options of a maintenance run. A format adds the options of its steps."""
-
-    apply: bool = flag(help="Let the deleting steps delete. Without it, they only plan.")
-    dry_run: bool = flag(help="Change nothing at all.", command_line=False)
-    budget: timedelta | None = duration(
-        None, help="Start no step once the run has taken this long, for example 45m.", minimum=timedelta(microseconds=1)
-    )
-
-    def validate(self) -> None:
-        """Refuse ``apply`` together with ``dry_run``."""
-        if self.apply and self.dry_run:
-            raise OptionError("{apply} and {dry_run} contradict each other; give one of them.", "apply", "dry_run")
 
 
 class MaintainDecision(enum.StrEnum):

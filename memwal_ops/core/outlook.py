@@ -8,7 +8,7 @@ Tell what the next run of a job costs before it runs, and why it would do nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -19,6 +19,7 @@ from memwal_ops.core.options import Options
 from memwal_ops.core.past_runs import PastRun, PastRuns
 from memwal_ops.core.protocols import Table
 from memwal_ops.core.report import Need
+from memwal_ops.core.usage import rows_done
 
 Rate = tuple[float, float]
 """The seconds of a past run, and the rows that it wrote."""
@@ -220,39 +221,6 @@ def _step(table: Table, need: Need, past: PastRuns) -> Step:
 def seconds_at(wanted: float, rates: Iterable[tuple[float, float]]) -> float | None:
     """How long so much work takes, by the first of past runs that is comparable: its seconds, and what it did."""
     return next((seconds * wanted / done for seconds, done in rates if done and done >= _COMPARABLE * wanted > 0), None)
-
-
-def rows_done(job: str, report: Mapping[str, Any]) -> float:
-    """Of what the need of a job counts, rows or bytes, how much a run did; 0 if its report does not show it."""
-    count = _DONE.get(job)
-    return 0.0 if count is None else float(count(report))
-
-
-def _merged(report: Mapping[str, Any]) -> int:
-    passes = _whole(report, "passes")
-    return sum(
-        int(merge_pass.get("rows_read") or merge_pass.get("upserts", 0) + merge_pass.get("deletes", 0))
-        for merge_pass in passes
-    )
-
-
-def _indexed(report: Mapping[str, Any]) -> int:
-    updated = (index for index in _whole(report, "indexes") if index.get("decision") == "updated")
-    return sum(int(index.get("uncovered_rows", 0)) for index in updated) + int(report.get("inserted") or 0)
-
-
-def _whole(report: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    """A list of a report; nothing where the history has only the beginning of it."""
-    return () if report.get("truncated") else report.get(name, ())
-
-
-_DONE: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
-    "merge": _merged,
-    "catchup": _indexed,
-    "compact": lambda report: report.get("rows_rewritten", 0),
-    "expire": lambda report: report.get("bytes", 0),
-    "gc": lambda report: report.get("deleted", {}).get("bytes", 0),
-}
 
 
 def _kept(table: Table, steps: Iterable[Step], options: Options | None) -> timedelta | None:

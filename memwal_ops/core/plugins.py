@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core import job, verification
+from memwal_ops.core import job
 from memwal_ops.core.options import Options, describe, text
+from memwal_ops.core.shared_options import VerificationOptions
 from memwal_ops.errors import InvalidUsageError, JobPluginError
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from importlib.metadata import EntryPoint
 
+    from memwal_ops.core import verification
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.explanation import Explanation
     from memwal_ops.core.protocols import Table, TableSummary
@@ -136,10 +138,10 @@ class Inspect:
 class Verify:
     """The job ``verify`` of a format that brings none: what its format can tell without reading rows."""
 
-    def plan(
-        self, table: Table, options: verification.VerificationOptions, context: RunContext
-    ) -> verification.VerifyReport:
+    def plan(self, table: Table, options: VerificationOptions, context: RunContext) -> verification.VerifyReport:
         """Ask for a missing object of the newest revision, and for blocked parts."""
+        from memwal_ops.core import verification  # noqa: PLC0415 - the code of a job: not for the registry
+
         del context
         findings = verification.Inconsistencies(options.max_findings)
         findings.extend(verification.missing_object(table))
@@ -196,7 +198,7 @@ GIVEN_JOBS = (
     job.read_only_job(
         name="verify",
         summary="Check what the format tells without reading rows.",
-        options=verification.VerificationOptions,
+        options=VerificationOptions,
         load=f"{__name__}:VERIFY",
     ),
     job.read_only_job(

@@ -103,7 +103,7 @@ def load_format(entry: EntryPoint) -> protocols.TableFormat:
 
 def clear_caches() -> None:
     """Clear the caches: installed packages are searched again at the next use."""
-    for cached in (formats, job_specs, all_job_specs, _foreign_jobs):
+    for cached in (_installed, formats, job_specs, all_job_specs, _foreign_jobs):
         cached.cache_clear()
 
 
@@ -151,8 +151,8 @@ def package_of(spec: JobSpec) -> str | None:
 
 @cache
 def _foreign_jobs() -> tuple[EntryPoint, ...]:
-    """The entry points of other packages' jobs; to find them reads the metadata of all installed packages."""
-    return tuple(entry for entry in entry_points(group=JOBS) if not is_built_in(entry))
+    """The entry points of other packages' jobs."""
+    return tuple(entry for entry in job_entries() if not is_built_in(entry))
 
 
 def open_table(
@@ -205,7 +205,7 @@ def _package_of_format(table_format: protocols.TableFormat) -> str | None:
     """The name and release of the package that registers a format; None for a built-in one."""
     if type(table_format).__module__.startswith("memwal_ops."):
         return None
-    entries = entry_points(group=FORMATS, name=table_format.name)
+    entries = (entry for entry in _entries(FORMATS) if entry.name == table_format.name)
     return next((plugins.distribution(entry) for entry in entries if not is_built_in(entry)), table_format.name)
 
 
@@ -476,4 +476,12 @@ def _specs(format_name: str, *, strict: bool) -> Mapping[str, JobSpec]:
 
 def _entries(group: str) -> list[EntryPoint]:
     """The entry points of a group, built-in ones first."""
-    return sorted(entry_points(group=group), key=lambda entry: (not is_built_in(entry), entry.name))
+    of_group = (entry for entry in _installed() if entry.group == group)
+    return sorted(of_group, key=lambda entry: (not is_built_in(entry), entry.name))
+
+
+@cache
+def _installed() -> tuple[EntryPoint, ...]:
+    """The entry points of formats and jobs; to find them reads the metadata of all installed packages."""
+    found = entry_points()
+    return tuple(entry for group in (FORMATS, JOBS) for entry in found.select(group=group))

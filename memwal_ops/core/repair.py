@@ -17,17 +17,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import partial
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from memwal_ops import errors
 from memwal_ops.core import quarantine, verification
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.job import JobSpec, MetricSpec
 from memwal_ops.core.leases import end_expired
-from memwal_ops.core.options import count, flag, text
 from memwal_ops.core.protocols import Table
+from memwal_ops.core.shared_options import RepairOptions, VerificationOptions
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, paragraph
 
@@ -258,28 +255,6 @@ def _finding(one: verification.Inconsistency) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepairOptions(verification.VerificationOptions):
-    """Options of every repair."""
-
-    max_findings: int = count(1000, minimum=1, metavar="N", help="Repair at most N findings of a check in one run.")
-    accept_loss: bool = flag(
-        help="Also make the fixes that go on without what cannot be read any more; the plan prints what each loses."
-    )
-    undo: str = text("", metavar="ID", help="Restore what the repair with that id replaced; do nothing else.")
-
-
-repair_job = partial(
-    JobSpec,
-    name="repair",
-    summary="Print what has a provably safe fix; with --apply, fix it.",
-    options=RepairOptions,
-    deletes=True,
-    every=timedelta(days=1),
-    metrics={"repaired": MetricSpec("count", "Fixes that repair made.", "run", "repaired")},
-)
-"""The spec of the job that verifies a table, and fixes what it finds."""
-
 TableT = TypeVar("TableT", bound=Table)
 Keep: TypeAlias = "Callable[[str, bytes | None, bytes | None], None]"
 """Keeps replaced content: called with the name of its place, the content, and what replaces it."""
@@ -339,7 +314,7 @@ class RepairJob(Generic[TableT]):
         choices: the choices of an operator, by check.
     """
 
-    verify: Callable[[TableT, verification.VerificationOptions, RunContext], verification.VerifyReport]
+    verify: Callable[[TableT, VerificationOptions, RunContext], verification.VerifyReport]
     fix_of: Callable[[TableT, verification.Inconsistency], Fix[TableT] | None] = _no_fix
     place_of: Callable[[TableT, str], quarantine.Place] = _no_place
     choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)

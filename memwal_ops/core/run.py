@@ -19,12 +19,11 @@ from memwal_ops.core.anchors import Unguarded
 from memwal_ops.core.context import RunContext, StopRequested, recording
 from memwal_ops.core.job import JobSpec
 from memwal_ops.core.options import OptionError, Options, boolean, describe
-from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.protocols import ExplainsJobs, Table
 from memwal_ops.core.registry import format_errors, open_table, package_of
 from memwal_ops.core.report import Report, bounded
 from memwal_ops.core.tracing import performed
-from memwal_ops.core.usage import Measurement, achieved_by
+from memwal_ops.core.usage import Measurement, achieved_by, rows_done
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
 

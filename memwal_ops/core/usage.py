@@ -7,11 +7,10 @@ measured with the other. Workers and commands run one at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from memwal_ops.core.outlook import rows_done
 from memwal_ops.storage.locations import Location
 from memwal_ops.storage.metering import LOCAL, REMOTE
 
@@ -138,3 +137,36 @@ def _peak_memory() -> int | None:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * _KIB
     return None
+
+
+def rows_done(job: str, report: Mapping[str, Any]) -> float:
+    """Of what the need of a job counts, rows or bytes, how much a run did; 0 if its report does not show it."""
+    count = _DONE.get(job)
+    return 0.0 if count is None else float(count(report))
+
+
+def _merged(report: Mapping[str, Any]) -> int:
+    passes = _whole(report, "passes")
+    return sum(
+        int(merge_pass.get("rows_read") or merge_pass.get("upserts", 0) + merge_pass.get("deletes", 0))
+        for merge_pass in passes
+    )
+
+
+def _indexed(report: Mapping[str, Any]) -> int:
+    updated = (index for index in _whole(report, "indexes") if index.get("decision") == "updated")
+    return sum(int(index.get("uncovered_rows", 0)) for index in updated) + int(report.get("inserted") or 0)
+
+
+def _whole(report: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    """A list of a report; nothing where the history has only the beginning of it."""
+    return () if report.get("truncated") else report.get(name, ())
+
+
+_DONE: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "merge": _merged,
+    "catchup": _indexed,
+    "compact": lambda report: report.get("rows_rewritten", 0),
+    "expire": lambda report: report.get("bytes", 0),
+    "gc": lambda report: report.get("deleted", {}).get("bytes", 0),
+}

@@ -6,64 +6,15 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from memwal_ops import errors, text
-from memwal_ops.core import options
 from memwal_ops.core.answers import IndexAnswers
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerificationOptions(options.Options):
-    """Options of every verification."""
-
-    deep: bool = options.flag(
-        help="Also read rows (of a Lance table their keys), and compare indexes and filters with them."
-    )
-    max_findings: int = options.count(
-        100, minimum=1, metavar="N", help="List at most N findings of a check; all are counted."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswersOptions(VerificationOptions):
-    """Options of a verification that can ask indexes."""
-
-    answers: bool = options.flag(help="Also ask each index, and compare with a search without it; --deep does so, too.")
-    answers_only: bool = options.flag(
-        help="Ask each index, and of the rest check only that objects exist, unless --deep is given."
-    )
-    index: tuple[str, ...] = options.texts(metavar="NAME", help="Ask only this index; may be repeated.")
-    samples: int = options.count(64, minimum=8, maximum=4096, metavar="N", help="Draw at least N rows for an index.")
-    seed: int | None = options.count(
-        None, minimum=0, metavar="N", shown_default="the revision", help="Draw the same rows again as a run before."
-    )
-    max_bytes: int = options.size(256 << 20, minimum=1 << 20, help="Read at most about this much to ask all indexes.")
-    show_values: bool = options.flag(help="Show values of the rows that are examples, which are data.")
-    dry_run: bool = options.flag(
-        help="Print how much asking each index reads at most, by how many queries; ask nothing."
-    )
-
-    @property
-    def asks(self) -> bool:
-        """Whether indexes are asked."""
-        return self.answers or self.answers_only or self.deep or bool(self.index)
-
-    @property
-    def checks_all(self) -> bool:
-        """Whether the rest of the table is checked, too."""
-        return self.deep or not self.answers_only
-
-    def validate(self) -> None:
-        """Refuse to tell the cost of nothing."""
-        if self.dry_run and not self.asks:
-            raise options.OptionError(
-                "{dry_run} tells what asking indexes costs; {answers} asks them.", "dry_run", "answers"
-            )
-
-    def seed_at(self, revision: int) -> int:
-        """The seed of a run at a revision: other rows for each, if none is given."""
-        return revision if self.seed is None else self.seed
+from memwal_ops.core.holds import holds
+from memwal_ops.core.leases import list_leases
+from memwal_ops.core.protocols import Table
+from memwal_ops.storage.export_file import ExportedStore
 
 
 class Severity(enum.StrEnum):
@@ -307,3 +258,30 @@ class AnswersPlan:
                 )
             )
         return "\n".join(lines)
+
+
+def check_own_files(table: Table) -> Iterator[Inconsistency]:
+    """Find leases that expired without being released, and holds of revisions that do not exist any more."""
+    now = table.store.taken if isinstance(table.store, ExportedStore) else datetime.now(UTC)
+    try:
+        for lease in list_leases(table.store):
+            if lease.ended is None and not lease.in_force(now):
+                yield Inconsistency(
+                    Severity.INFO, "lease_expired", f"the lease of {lease.job}",
+                    f"{lease.holder.name} acquired it at {lease.acquired:%Y-%m-%d %H:%M:%S} and did not release it.",
+                    "None: the next supervisor acquires it.", "None; check whether that process still runs.",
+                    about=lease.job,
+                )  # fmt: skip
+    except errors.MemwalOpsError as error:
+        yield finding_of(error, "lease", "_mem_wal_ops/leases", "No supervised job can begin.", Severity.WARNING)
+    try:
+        for hold in holds(table):
+            gone = [version for version in hold.versions if hold.in_force(now) and not table.has_revision(version)]
+            if gone:
+                yield Inconsistency(
+                    Severity.WARNING, "hold", f"hold {hold.number} of {hold.by}",
+                    f"It keeps revision {gone[0]}, which does not exist.", "Its holder cannot read that revision.",
+                    f"memwal-ops hold URI --release {hold.number}; ask {hold.by}.", errors.runbook(26) or "",
+                )  # fmt: skip
+    except errors.MemwalOpsError as error:
+        yield finding_of(error, "hold", "_mem_wal_ops/holds", "gc and expire delete nothing.", Severity.WARNING)

@@ -48,8 +48,14 @@ json.dump({**found, "decisions": [one["decision"] for one in reports], "errors":
 # What the run of a merge does not use: some take longer to load than all of its own.
 NEEDLESS = {
     "apscheduler", "asyncio", "attr", "boto3", "botocore", "click", "numba", "prometheus_client", "pygal", "pygments",
-    "pyspark", "rich.console", "structlog", "yaml",
+    "jsonschema", "lance_namespace", "msgpack", "pandas", "pydantic", "pyspark", "rich.console", "sqlglot", "structlog",
+    "yaml",
     "memwal_ops.airflow", "memwal_ops.cli", "memwal_ops.pages", "memwal_ops.spark", "memwal_ops.supervisor",
+    "memwal_ops.formats.zeppelin.specs", "memwal_ops.formats.lm_diskann.specs",
+    *(f"memwal_ops.core.{name}" for name in (
+        "answers", "candidates", "collector", "erasure", "figures", "maintain", "outlook", "quarantine", "repair",
+        "table_history", "verification",
+    )),
 }  # fmt: skip
 
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memwal_ops.core.collector import CollectOptions
-from memwal_ops.core.erasure import EXPIRED_TOO_EARLY, SAFE_AGE, EraseOptions as BaseEraseOptions
-from memwal_ops.core.maintain import MaintenanceOptions as BaseMaintainOptions
 from memwal_ops.core.options import (
     OptionError,
     Options,
@@ -24,7 +21,14 @@ from memwal_ops.core.options import (
     text,
     texts,
 )
-from memwal_ops.core.verification import AnswersOptions
+from memwal_ops.core.shared_options import (
+    EXPIRED_TOO_EARLY,
+    SAFE_AGE,
+    AnswersOptions,
+    CollectOptions,
+    EraseOptions as BaseEraseOptions,
+    MaintenanceOptions as BaseMaintainOptions,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID

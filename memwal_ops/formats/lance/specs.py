@@ -5,8 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import DebtSpec, InitSpec, JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
-from memwal_ops.core.repair import repair_job
+from memwal_ops.core.job import (
+    DebtSpec,
+    InitSpec,
+    JobSpec,
+    MetricSpec,
+    Saving,
+    maintain_job,
+    read_only_job,
+    repair_job,
+    verify_job,
+)
+from memwal_ops.core.shared_options import RepairOptions
 from memwal_ops.formats.lance.options import (
     AdoptOptions,
     CatchupOptions,
@@ -447,6 +457,7 @@ Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks
     from_export=True,
 )
 REPAIR = repair_job(
+    options=RepairOptions,
     help="""Verify the table at URI, and fix each finding that has a provably safe fix: hints, references to merged
 generations without files, snapshots that cannot be read, stale catch-up entries, expired leases, transaction files,
 versions that a commit of indexes emptied, generations whose log has their rows, gaps in region manifests. For the other

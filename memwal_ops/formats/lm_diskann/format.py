@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.polling import built_in_backlog
 from memwal_ops.core.protocols import TableSummary
-from memwal_ops.core.table_history import built_in_backlog
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.errors import COPY, need_extra
-from memwal_ops.formats.lm_diskann.specs import DEMO, INIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memwal_ops.core.demo import DemoSpec
+    from memwal_ops.core.job import InitSpec
     from memwal_ops.formats.lm_diskann.copies import Copy
     from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.storage.api import Listing, Store
@@ -27,9 +28,21 @@ class LmDiskAnnFormat:
 
     name = "lm_diskann"
     suffix = ""
-    init = INIT
-    demo = DEMO
     beside = "This is safe beside readers; a writer and a job wait for each other, and it can be stopped at any time."
+
+    @property
+    def init(self) -> InitSpec:
+        """How ``memwal-ops init`` makes an index folder."""
+        from memwal_ops.formats.lm_diskann.specs import INIT  # noqa: PLC0415 - tables of other formats need no specs
+
+        return INIT
+
+    @property
+    def demo(self) -> DemoSpec:
+        """Its demo."""
+        from memwal_ops.formats.lm_diskann.specs import DEMO  # noqa: PLC0415 - as above
+
+        return DEMO
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
         """The names of the blocked part in messages: an index folder is one part."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.erasure import EraseOptions
-from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
-from memwal_ops.core.maintain import MaintenanceOptions
+from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, repair_job, verify_job
 from memwal_ops.core.options import OptionError, Options, choice, count, duration, flag, group, number, size, text
-from memwal_ops.core.repair import repair_job
-from memwal_ops.core.verification import AnswersOptions
+from memwal_ops.core.shared_options import (
+    AnswersOptions,
+    CollectOptions,
+    EraseOptions,
+    MaintenanceOptions,
+    RepairOptions,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +295,7 @@ runbooks/README.md.""",
     },
 )
 REPAIR = repair_job(
+    options=RepairOptions,
     help="""Verify the index folder at URI, and fix each finding that has a provably safe fix.
 
 The published view is made again from the store, if the store has no findings of its own; rows are mapped to nodes

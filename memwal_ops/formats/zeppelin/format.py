@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.formats.zeppelin.specs import DEMO
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memwal_ops.core.demo import DemoSpec
     from memwal_ops.core.protocols import TableSummary
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.storage.api import Listing, Store
@@ -26,8 +26,14 @@ class ZeppelinFormat:
     name = "zeppelin"
     suffix = ""
     init = None
-    demo = DEMO
     beside = "This is safe beside writers and readers: none of them has to stop, and it can be stopped at any time."
+
+    @property
+    def demo(self) -> DemoSpec:
+        """Its demo."""
+        from memwal_ops.formats.zeppelin.specs import DEMO  # noqa: PLC0415 - tables of other formats need no specs
+
+        return DEMO
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
         """The names of the blocked part in messages: the one log, which a fragment blocks, a segment, or the lease."""

@@ -7,13 +7,16 @@ from datetime import timedelta
 from typing import ClassVar
 
 from memwal_ops.core import options
-from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.erasure import SAFE_AGE, EraseOptions
-from memwal_ops.core.job import JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
-from memwal_ops.core.maintain import MaintenanceOptions
-from memwal_ops.core.repair import repair_job
-from memwal_ops.core.verification import AnswersOptions
+from memwal_ops.core.job import JobSpec, MetricSpec, Saving, maintain_job, read_only_job, repair_job, verify_job
+from memwal_ops.core.shared_options import (
+    SAFE_AGE,
+    AnswersOptions,
+    CollectOptions,
+    EraseOptions,
+    MaintenanceOptions,
+    RepairOptions,
+)
 
 DEFAULT_MAX_BYTES = 256 << 20
 DEFAULT_SPARK_ABOVE = 16 << 30
@@ -316,6 +319,7 @@ INSPECT = read_only_job(
     load="memwal_ops.formats.zeppelin.backlog",
 )
 REPAIR = repair_job(
+    options=RepairOptions,
     help="""Verify the Zeppelin namespace at URI, and release leases of supervisors that expired.
 
 The namespace itself is not written: for each other finding it prints the choices that you have, and their consequences.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 
 import lance
@@ -43,17 +43,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     foreign = [
         EntryPoint(f"any.{name}", f"foreign_jobs:{name.upper()}", registry.JOBS) for name in ("wreck", "guest", "plain")
     ]
-    real = registry.entry_points
-
-    def installed(*, group: str) -> EntryPoints:
-        return EntryPoints([*real(group=group), *(foreign if group == registry.JOBS else ())])
-
-    monkeypatch.setattr(registry, "entry_points", installed)
+    installed_too(monkeypatch, *foreign)
     registry.clear_caches()
     yield
     monkeypatch.undo()
     registry.clear_caches()
     sys.modules.pop("foreign_jobs", None)
+
+
+def installed_too(monkeypatch: pytest.MonkeyPatch, *more: EntryPoint) -> None:
+    """As if packages with these entry points were installed."""
+    groups = registry.FORMATS, registry.JOBS
+    installed = [entry for group in groups for entry in entry_points().select(group=group)]
+    monkeypatch.setattr(registry, "entry_points", lambda: EntryPoints([*installed, *more]))
 
 
 FORMATS = """
@@ -89,13 +91,7 @@ def test_a_format_that_cannot_be_used_hides_no_table(
     """It is named where it may matter, and tables of other formats are opened; it is never a bug of ours."""
     (tmp_path / "foreign_formats.py").write_text(f"{FORMATS}\nFORMAT = {attribute}\n")
     monkeypatch.delitem(sys.modules, "foreign_formats", raising=False)
-    entry, real = EntryPoint("odd", "foreign_formats:FORMAT", registry.FORMATS), registry.entry_points
-
-    def installed(*, group: str, **more: str) -> EntryPoints:
-        wanted = [entry] if group == registry.FORMATS else []
-        return EntryPoints([*real(group=group), *wanted]).select(**more)
-
-    monkeypatch.setattr(registry, "entry_points", installed)
+    installed_too(monkeypatch, EntryPoint("odd", "foreign_formats:FORMAT", registry.FORMATS))
     registry.clear_caches()
     lance.write_dataset(pa.table({"k": range(5)}), tmp_path / "t.lance")
     assert memwal_ops.run_job(str(tmp_path / "t.lance"), "verify").decision == "healthy"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import memwal_ops
-from memwal_ops.core import maintain
 from memwal_ops.core.options import OptionError, Options, ValueType, describe
 from memwal_ops.core.registry import all_job_specs
+from memwal_ops.core.shared_options import MaintenanceOptions
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.options import ExpireOptions, GcOptions, MaintainOptions, MergeOptions
 from memwal_ops.memwal import RegionWriter
@@ -114,7 +114,7 @@ def test_maintain_applies_what_its_command_applies(table: Workload) -> None:
 
 
 def test_maintain_takes_the_options_of_all_formats(table: Workload) -> None:
-    report = memwal_ops.run_job(table.uri, "maintain", maintain.MaintenanceOptions(dry_run=True))
+    report = memwal_ops.run_job(table.uri, "maintain", MaintenanceOptions(dry_run=True))
     assert report.decision == "dry_run"
 
 

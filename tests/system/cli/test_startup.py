@@ -19,7 +19,8 @@ HEAVY = ("lance", "pyarrow", "pyspark", "pandas", "numpy", "boto3", "botocore")
 NOT_FOR_A_LOCAL_MERGE = (
     "pyspark", "boto3", "botocore", "apscheduler", "pydantic", "yaml", "prometheus_client", "rich.console",
     "rich.traceback", "pygments", "memwal_ops.supervisor", "memwal_ops.formats.lance.engines.spark.engine",
-    "memwal_ops.core.spark.session", "lance_namespace", "sqlglot", "msgpack",
+    "memwal_ops.core.spark.session", "lance_namespace", "sqlglot", "msgpack", "memwal_ops.core.repair",
+    "memwal_ops.core.erasure", "memwal_ops.core.collector", "memwal_ops.core.verification",
 )  # fmt: skip
 # Where a service runs on this machine, a run is recorded in its history, which takes its configuration. An empty path:
 # other tests' processes find no pandas.

@@ -10,7 +10,8 @@ import pytest
 
 from memwal_ops.core.certificate import Erasure, TableSurvey, run_erasure
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.erasure import EraseOptions, RowHolder
+from memwal_ops.core.erasure import RowHolder
+from memwal_ops.core.shared_options import EraseOptions
 
 LATER = datetime.now(UTC) + timedelta(days=1)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from memwal_ops.core import verification
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, share_by_query
+from memwal_ops.core.shared_options import AnswersOptions, VerificationOptions
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.answers import vector
 from memwal_ops.formats.lance.answers.ask import answer_of, ask, text_answers
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
 
-    Verify = Callable[[Table, verification.VerificationOptions, RunContext | None], verification.VerifyReport]
+    Verify = Callable[[Table, VerificationOptions, RunContext | None], verification.VerifyReport]
 
 
 _MAX_ROWS = 8 << 20
@@ -175,16 +176,16 @@ def or_plan(verify: Verify) -> Callable[..., verification.VerifyReport | verific
     """A job that verifies a table by ``verify``, or, with ``dry_run``, estimates what asking its indexes costs."""
 
     def verified_or_planned(
-        table: Table, options: verification.VerificationOptions, context: RunContext | None = None
+        table: Table, options: VerificationOptions, context: RunContext | None = None
     ) -> verification.VerifyReport | verification.AnswersPlan:
-        if isinstance(options, verification.AnswersOptions) and options.dry_run:
+        if isinstance(options, AnswersOptions) and options.dry_run:
             return plan_answers(table, options)
         return verify(table, options, context)
 
     return verified_or_planned
 
 
-def plan_answers(table: Table, options: verification.AnswersOptions) -> verification.AnswersPlan:
+def plan_answers(table: Table, options: AnswersOptions) -> verification.AnswersPlan:
     """What :func:`memwal_ops.formats.lance.answers.check.check_answers` would ask and read with the same options.
 
     Raises:
@@ -354,7 +355,7 @@ _SHOWN = 5
 
 
 def check_answers(
-    table: Table, options: verification.AnswersOptions, context: RunContext, seed: int, reader: RowReader
+    table: Table, options: AnswersOptions, context: RunContext, seed: int, reader: RowReader
 ) -> tuple[list[IndexAnswers], list[verification.Inconsistency]]:
     """Ask each index, or those that are named, on the pinned version. The budget is shared by them.
 
@@ -384,7 +385,7 @@ def check_answers(
     return results, findings
 
 
-def chosen_indexes(table: Table, options: verification.AnswersOptions) -> list[str]:
+def chosen_indexes(table: Table, options: AnswersOptions) -> list[str]:
     """The names of the indexes that are asked.
 
     Raises ``InvalidUsageError``: there is no index of a name that was given.

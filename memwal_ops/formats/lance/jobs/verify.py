@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.export import exported_store
-from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.options import EngineChoice, choose_engine
+from memwal_ops.core.shared_options import AnswersOptions
 from memwal_ops.core.verification import (
-    AnswersOptions,
     Inconsistencies,
     Inconsistency,
     RowsRead,
     Severity,
     VerifyReport,
+    check_own_files,
     finding_of,
     missing_object,
 )
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.verification import VerificationOptions
+    from memwal_ops.core.shared_options import VerificationOptions
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table

@@ -15,7 +15,6 @@ import numpy as np
 
 from memwal_ops.core.answers import IndexAnswers, Interval, share_by_query, wilson
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.verification import (
     AnswersPlan,
@@ -23,6 +22,7 @@ from memwal_ops.core.verification import (
     Inconsistency,
     Severity,
     VerifyReport,
+    check_own_files,
     finding_of,
     with_findings,
 )
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.repair import Keep
-    from memwal_ops.core.verification import VerificationOptions
+    from memwal_ops.core.shared_options import VerificationOptions
     from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.formats.lm_diskann.view import View
 

@@ -20,7 +20,6 @@ import xxhash
 from memwal_ops import errors
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.repair import Choice, RepairJob
 from memwal_ops.core.verification import (
     AnswersPlan,
@@ -28,6 +27,7 @@ from memwal_ops.core.verification import (
     Inconsistency,
     Severity,
     VerifyReport,
+    check_own_files,
     finding_of,
     missing_object,
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memwal_ops.core.job import read_only_job
 from memwal_ops.core.options import Options, count
-from memwal_ops.core.verification import VerificationOptions
+from memwal_ops.core.shared_options import VerificationOptions
 
 
 @dataclass(frozen=True, kw_only=True)

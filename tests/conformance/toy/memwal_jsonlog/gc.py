@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memwal_jsonlog.table import Table
-    from memwal_ops.core.collector import CollectOptions
     from memwal_ops.core.context import RunContext
+    from memwal_ops.core.shared_options import CollectOptions
 
 
 KINDS = {"entry": KindText("log entries", ("log entry", "log entries")), UNKNOWN: KindText("unknown")}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.job import JobSpec, MetricSpec
-from memwal_ops.core.maintain import MaintenanceOptions
 from memwal_ops.core.options import Options, count
+from memwal_ops.core.shared_options import CollectOptions, MaintenanceOptions
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.core import holds, verification
+from memwal_ops.core import verification
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.shared_options import AnswersOptions
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.check import check_answers, or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.verification import VerificationOptions, VerifyReport
+    from memwal_ops.core.shared_options import VerificationOptions
+    from memwal_ops.core.verification import VerifyReport
     from memwal_ops.formats.lance.table import Table
 
 _STOPS = "Merges of the region stop there."
@@ -38,14 +40,14 @@ def verified(table: Table, options: VerificationOptions, context: RunContext | N
     seed = None
     context = context or RunContext()
     with reader_of(table, options, context) as (reader, engine):
-        if isinstance(options, verification.AnswersOptions) and not options.checks_all:
+        if isinstance(options, AnswersOptions) and not options.checks_all:
             findings.extend(verification.missing_object(table))
         else:
             checked = _check(table, options, findings)
             if options.deep and not findings.counts["base_file"]:
                 rows_read = verification.RowsRead.ALL
                 findings.extend(check_values(table, reader))
-        if isinstance(options, verification.AnswersOptions) and options.asks and not findings.counts["missing_object"]:
+        if isinstance(options, AnswersOptions) and options.asks and not findings.counts["missing_object"]:
             seed = options.seed_at(table.version)
             answers, wrong = check_answers(table, options, context, seed, reader)
             findings.extend(wrong)
@@ -61,7 +63,7 @@ def _check(table: Table, options: VerificationOptions, findings: verification.In
     findings.extend(check_files(table))
     findings.extend(check_version_manifests(table, deep=options.deep))
     findings.extend(check_references(table))
-    findings.extend(holds.check_own_files(table))
+    findings.extend(verification.check_own_files(table))
     if (emptied := find_emptied(table)) is not None:
         error = emptied.error("merge")
         findings.add(verification.finding_of(error, "emptied", f"version {table.version}", "Readers find no rows."))

@@ -14,7 +14,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.leases import Holder, acquire, release
 from memwal_ops.core.maintain import scan_table
-from memwal_ops.core.table_history import poll_table
+from memwal_ops.core.polling import poll_table
 from memwal_ops.errors import GenerationCorruptError
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError
 from memwal_ops.formats.lance.generations.backlog import read_backlog

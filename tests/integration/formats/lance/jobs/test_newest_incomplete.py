@@ -10,7 +10,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.holds import check_own_files
+from memwal_ops.core.verification import check_own_files
 from memwal_ops.errors import GenerationCorruptError, TableCorruptError
 from memwal_ops.formats.lance.options import ExpireOptions, MaintainOptions
 from tests.support.gc_options import IMMEDIATE
