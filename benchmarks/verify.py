@@ -23,7 +23,7 @@ from benchmarks.markdown import row
 from benchmarks.memory import peak_mib
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.shared_options import VerificationOptions
+from memwal_ops.core.options import VerificationOptions
 from memwal_ops.formats.lance.jobs import verify
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.table import open_lance_table

@@ -13,8 +13,8 @@ from lance.mem_wal import CompactedSsTable
 from benchmarks.life.loop import Calendar, serve
 from benchmarks.memory import as_command
 from memwal_ops import run_job
+from memwal_ops.core.figures import poll_cache
 from memwal_ops.core.maintain import ordered
-from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.protocols import DetectsChanges
 from memwal_ops.core.registry import open_table
 from memwal_ops.core.triggers import parse_trigger

@@ -16,10 +16,9 @@ from memwal_ops.cli.options import BRANCH, TABLE, Duration, IntRange, on, storag
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.answers import ASKED_BY, bad_answers
-from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
+from memwal_ops.core.figures import Figures, backlog_of, jobs_of, poll_table, shared_noun
 from memwal_ops.core.job import BACKLOG_ROLES, Role
 from memwal_ops.core.leases import read_lease
-from memwal_ops.core.polling import poll_table
 from memwal_ops.core.protocols import Table
 from memwal_ops.core.registry import format_errors
 from memwal_ops.storage.options import redact

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.core.options import EraseOptions
     from memwal_ops.core.protocols import Table
-    from memwal_ops.core.shared_options import EraseOptions
     from memwal_ops.storage.api import ObjectMeta, Store
 
 

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from memwal_ops.core.anchors import delete_proven
 from memwal_ops.core.candidates import Candidate, Gate, Verdict
-from memwal_ops.core.options import OptionError
-from memwal_ops.core.shared_options import CollectOptions
+from memwal_ops.core.options import CollectOptions, OptionError
 from memwal_ops.errors import MemwalOpsError, TableReplacedError
 
 if TYPE_CHECKING:

@@ -110,7 +110,7 @@ class DebtSpec:
 
     Whether a job is due, and what its next run costs, is known by them before it runs.
 
-    These are polled for the options of the job's runs (:func:`memwal_ops.core.polling.polled_options`).
+    These are polled for the options of the job's runs (:func:`memwal_ops.core.figures.polled_options`).
 
     Attributes:
         due: the metric of what is due, which is 0 if nothing is.

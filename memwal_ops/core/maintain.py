@@ -20,14 +20,12 @@ from typing import Any
 from memwal_ops.core import protocols, registry, run
 from memwal_ops.core.answers import BadAnswers, PastAnswers, bad_answers, no_past_answers
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.figures import Figures
+from memwal_ops.core.figures import Figures, poll_cache
 from memwal_ops.core.job import JobSpec
-from memwal_ops.core.options import Options
+from memwal_ops.core.options import MaintenanceOptions, Options
 from memwal_ops.core.outlook import Outlook, describe_outlooks, outlook_on
 from memwal_ops.core.past_runs import PastRuns, no_past_runs
-from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.report import Need, PlanReport, Report
-from memwal_ops.core.shared_options import MaintenanceOptions
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, NotALanceTableError, RegionsBlockedError, worst_exit_code
 from memwal_ops.storage import locations
 from memwal_ops.storage.catalogs import resolve

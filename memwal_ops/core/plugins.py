@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import job
-from memwal_ops.core.options import Options, describe, text
-from memwal_ops.core.shared_options import VerificationOptions
+from memwal_ops.core.options import Options, VerificationOptions, describe, text
 from memwal_ops.errors import InvalidUsageError, JobPluginError
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 

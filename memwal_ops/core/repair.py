@@ -23,8 +23,8 @@ from memwal_ops import errors
 from memwal_ops.core import quarantine, verification
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.leases import end_expired
+from memwal_ops.core.options import RepairOptions, VerificationOptions
 from memwal_ops.core.protocols import Table
-from memwal_ops.core.shared_options import RepairOptions, VerificationOptions
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, paragraph
 

@@ -53,7 +53,7 @@ NEEDLESS = {
     "memwal_ops.airflow", "memwal_ops.cli", "memwal_ops.pages", "memwal_ops.spark", "memwal_ops.supervisor",
     "memwal_ops.formats.zeppelin.specs", "memwal_ops.formats.lm_diskann.specs",
     *(f"memwal_ops.core.{name}" for name in (
-        "answers", "candidates", "collector", "erasure", "figures", "maintain", "outlook", "quarantine", "repair",
+        "answers", "candidates", "collector", "erasure", "maintain", "outlook", "quarantine", "repair",
         "table_history", "verification",
     )),
 }  # fmt: skip

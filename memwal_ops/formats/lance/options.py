@@ -7,6 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core.options import (
+    EXPIRED_TOO_EARLY,
+    SAFE_AGE,
+    AnswersOptions,
+    CollectOptions,
+    EraseOptions as BaseEraseOptions,
+    MaintenanceOptions as BaseMaintainOptions,
     OptionError,
     Options,
     SafeMinimums,
@@ -20,14 +26,6 @@ from memwal_ops.core.options import (
     size,
     text,
     texts,
-)
-from memwal_ops.core.shared_options import (
-    EXPIRED_TOO_EARLY,
-    SAFE_AGE,
-    AnswersOptions,
-    CollectOptions,
-    EraseOptions as BaseEraseOptions,
-    MaintenanceOptions as BaseMaintainOptions,
 )
 
 if TYPE_CHECKING:

@@ -16,23 +16,8 @@ from memwal_ops.core.job import (
     repair_job,
     verify_job,
 )
-from memwal_ops.core.shared_options import RepairOptions
-from memwal_ops.formats.lance.options import (
-    AdoptOptions,
-    CatchupOptions,
-    CompactOptions,
-    EraseOptions,
-    ExpireOptions,
-    GcOptions,
-    InitOptions,
-    InspectOptions,
-    MaintainOptions,
-    MergeOptions,
-    MigrateOptions,
-    SnapshotOptions,
-    VerifyOptions,
-    WhyOptions,
-)
+from memwal_ops.core.options import RepairOptions
+from memwal_ops.formats.lance import options
 
 _JOBS = "memwal_ops.formats.lance.jobs"
 _WITH_REGIONS = frozenset({"region", "shard"})
@@ -54,7 +39,7 @@ Examples:
 
 Exit codes: 0 merged, nothing_to_merge, superseded or dry_run; 10 a region is blocked (the others are merged); others:
 runbooks/README.md.""",
-    options=MergeOptions,
+    options=options.MergeOptions,
     load=f"{_JOBS}.merge",
     layouts=_WITH_LOG,
     load_by_layout={"legacy": f"{_JOBS}.legacy.merge"},
@@ -132,7 +117,7 @@ Examples:
 Exit codes: 0 caught_up, unchanged, no_indexes or dry_run; 10 a region's id was used before (region_replaced); 18 an
 index failed (the others were updated); 19 a rebuild would have changed the codebook of each index that failed; 41 each
 of them would answer worse; others: runbooks/README.md.""",
-    options=CatchupOptions,
+    options=options.CatchupOptions,
     load=f"{_JOBS}.catchup.job",
     layouts=_CURRENT,
     after=frozenset({"merge"}),
@@ -196,7 +181,7 @@ Examples:
   memwal-ops compact s3://bucket/orders.lance --engine spark --master yarn
 
 Exit codes: 0 compacted, unchanged or dry_run; 41 answers_worse; others: runbooks/README.md.""",
-    options=CompactOptions,
+    options=options.CompactOptions,
     load=f"{_JOBS}.compact.job",
     layouts=_CURRENT,
     after=frozenset({"merge", "catchup"}),
@@ -254,7 +239,7 @@ docs/formats/lm-diskann-operation.md.
 
 Exit codes: 0 built, unchanged or dry_run; 10 a region could not be read (the others are in the snapshot); others:
 runbooks/README.md.""",
-    options=SnapshotOptions,
+    options=options.SnapshotOptions,
     load=f"{_JOBS}.snapshot",
     layouts=_WITH_REGIONS,
     after=frozenset({"merge", "catchup", "compact"}),
@@ -285,7 +270,7 @@ Examples:
   memwal-ops expire orders.lance --version 41 --apply
 
 Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; others: runbooks/README.md.""",
-    options=ExpireOptions,
+    options=options.ExpireOptions,
     load=f"{_JOBS}.expire",
     layouts=_CURRENT,
     pool="collect",
@@ -325,7 +310,7 @@ Examples:
 
 Exit codes: 0 planned, nothing_to_delete, drained or deleted; 10 a region could not be read (all of it was kept); 27
 some deletions failed; 28 the table may have been replaced since the plan; others: runbooks/README.md.""",
-    options=GcOptions,
+    options=options.GcOptions,
     load=f"{_JOBS}.gc.job",
     load_by_layout={"legacy": f"{_JOBS}.legacy.gc"},
     pool="collect",
@@ -364,7 +349,7 @@ Examples:
 
 Exit codes: 0 planned, waiting, erased or valid; 63 held; 64 the certificate is not valid; others:
 runbooks/README.md.""",
-    options=EraseOptions,
+    options=options.EraseOptions,
     load=f"{_JOBS}.erase.job",
     load_by_layout={"legacy": f"{_JOBS}.legacy.erase"},
     uri_from="check",
@@ -392,7 +377,7 @@ Examples:
   memwal-ops maintain --database /data/lancedb --apply --json
 
 Exit codes: 0 maintained, over_budget or dry_run; otherwise that of the first step that failed.""",
-    options=MaintainOptions,
+    options=options.MaintainOptions,
     hung_after=timedelta(hours=2),
     metrics={"conflicts": _CONFLICTS},
 )
@@ -415,7 +400,7 @@ Examples:
   memwal-ops adopt orders.lance --region 0b8f2a1c --as merged --apply
 
 Exit codes: 0 planned, adopted or nothing_to_adopt; others: runbooks/README.md.""",
-    options=AdoptOptions,
+    options=options.AdoptOptions,
     load=f"{_JOBS}.adopt",
     layouts=_WITH_REGIONS,
     deletes=True,
@@ -432,7 +417,7 @@ Examples:
   memwal-ops inspect orders.lance --json
 
 Exit code 0 also if a region is blocked: inspect reports it, and does not fail.""",
-    options=InspectOptions,
+    options=options.InspectOptions,
     load=f"{_JOBS}.inspect.job",
     load_by_layout={"legacy": f"{_JOBS}.legacy.inspect"},
     from_export=True,
@@ -450,7 +435,7 @@ Examples:
   memwal-ops verify orders.lance --answers --index by_vector
 
 Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks/README.md.""",
-    options=VerifyOptions,
+    options=options.VerifyOptions,
     load=f"{_JOBS}.verify",
     load_by_layout={"legacy": f"{_JOBS}.legacy.verify"},
     after=frozenset({"merge", "catchup", "compact", "snapshot", "expire", "gc", "maintain"}),
@@ -491,7 +476,7 @@ Examples:
   memwal-ops why orders.lance _versions/18446744073709551610.manifest
 
 Exit codes: 0; 25 the target does not exist; others: runbooks/README.md.""",
-    options=WhyOptions,
+    options=options.WhyOptions,
     load=f"{_JOBS}.why",
     load_by_layout={"legacy": f"{_JOBS}.legacy.why"},
 )
@@ -519,7 +504,7 @@ Examples:
 
 Exit codes: 0 planned, migrated, rolled_back or nothing_to_migrate; 10 a region blocks it; others:
 runbooks/README.md.""",
-    options=MigrateOptions,
+    options=options.MigrateOptions,
     load=f"{_JOBS}.migrate.job",
     layouts=_WITH_LOG | {"none"},
     load_by_layout={"none": f"{_JOBS}.migrate.store"},
@@ -529,7 +514,7 @@ runbooks/README.md.""",
 INIT = InitSpec(
     summary="adds a MemWAL index to a Lance table, so that region-layout writers can use it; docs/jobs.md "
     "(Turning MemWAL on) lists what to consider first.",
-    options=InitOptions,
+    options=options.InitOptions,
     load=f"{_JOBS}.init:init",
 )
 DEMO = DemoSpec(

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.options import RepairOptions
     from memwal_ops.core.protocols import TableFormat
-    from memwal_ops.core.shared_options import RepairOptions
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.figures import built_in_backlog
 from memwal_ops.core.outlook import Work
-from memwal_ops.core.polling import built_in_backlog
 from memwal_ops.core.protocols import Blocked, TableSummary
 from memwal_ops.formats.lance.indexes.base_indexes import coverage, covered_by
 from memwal_ops.formats.lance.options import InspectOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.polling import built_in_backlog
+from memwal_ops.core.figures import built_in_backlog
 from memwal_ops.core.protocols import TableSummary
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.errors import COPY, need_extra

@@ -7,13 +7,22 @@ from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, repair_job, verify_job
-from memwal_ops.core.options import OptionError, Options, choice, count, duration, flag, group, number, size, text
-from memwal_ops.core.shared_options import (
+from memwal_ops.core.options import (
     AnswersOptions,
     CollectOptions,
     EraseOptions,
     MaintenanceOptions,
+    OptionError,
+    Options,
     RepairOptions,
+    choice,
+    count,
+    duration,
+    flag,
+    group,
+    number,
+    size,
+    text,
 )
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops import errors
-from memwal_ops.core.polling import built_in_backlog, cached_for_poll, poll_cache
+from memwal_ops.core.figures import built_in_backlog, cached_for_poll, poll_cache
 from memwal_ops.core.protocols import Blocked, TableSummary
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.lease import LEASE, read_lease

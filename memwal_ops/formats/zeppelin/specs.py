@@ -9,7 +9,7 @@ from typing import ClassVar
 from memwal_ops.core import options
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.job import JobSpec, MetricSpec, Saving, maintain_job, read_only_job, repair_job, verify_job
-from memwal_ops.core.shared_options import (
+from memwal_ops.core.options import (
     SAFE_AGE,
     AnswersOptions,
     CollectOptions,

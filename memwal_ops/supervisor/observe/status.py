@@ -20,11 +20,10 @@ from itertools import chain
 from typing import Any, TypedDict
 
 from memwal_ops.core import registry
-from memwal_ops.core.figures import Figures, jobs_of
+from memwal_ops.core.figures import Figures, jobs_of, poll_table
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.leases import Lease, list_leases
 from memwal_ops.core.outlook import next_run, rates_of
-from memwal_ops.core.polling import poll_table
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.log import get_logger

@@ -24,10 +24,10 @@ import structlog
 
 from memwal_ops import errors, log as logging_setup
 from memwal_ops.allocators import bound_allocators
-from memwal_ops.core import leases, polling, registry, table_history, tracing
+from memwal_ops.core import leases, registry, table_history, tracing
 from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.core.context import Progress, RunContext, StopRequested
-from memwal_ops.core.figures import Figures
+from memwal_ops.core.figures import Figures, fingerprint_of, is_unchanged, poll_table
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.core.protocols import RecordsRevisions, Table
 from memwal_ops.core.report import bounded
@@ -227,7 +227,7 @@ def _remaining(run: Run) -> Mapping[str, float] | None:
     if not Figures(context.figures, run.table.format.name, "run").amount("blocked"):
         return None
     try:
-        figures, _ = polling.poll_table(run.table.newest(), [run.spec])
+        figures, _ = poll_table(run.table.newest(), [run.spec])
     except errors.MemwalOpsError:
         return None  # the next poll reports the error
     return figures
@@ -282,13 +282,13 @@ def _recorded(request: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 def _poll(request: Mapping[str, Any]) -> protocol.Result:
     uri, options, known = request["uri"], request["storage_options"], request["fingerprint"]
-    if known and polling.is_unchanged(uri, options, known):
+    if known and is_unchanged(uri, options, known):
         return protocol.Result(request["id"], "succeeded", fingerprint=known, unchanged=True)
     table = registry.open_table(uri, options)
     mine = table.jobs
     jobs = [mine[name] for name in request["jobs"] if name in mine]
-    fingerprint = None if known is None else polling.fingerprint_of(table, jobs)  # before the figures are read
-    figures, faults = polling.poll_table(table, jobs, request["options"])
+    fingerprint = None if known is None else fingerprint_of(table, jobs)  # before the figures are read
+    figures, faults = poll_table(table, jobs, request["options"])
     if request["record"] and isinstance(table.format, RecordsRevisions):
         table.format.record_revisions(table)
     report = _history(table) if request["history"] else None

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import memwal_ops
-from memwal_ops.core.options import OptionError, Options, ValueType, describe
+from memwal_ops.core.options import MaintenanceOptions, OptionError, Options, ValueType, describe
 from memwal_ops.core.registry import all_job_specs
-from memwal_ops.core.shared_options import MaintenanceOptions
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.options import ExpireOptions, GcOptions, MaintainOptions, MergeOptions
 from memwal_ops.memwal import RegionWriter

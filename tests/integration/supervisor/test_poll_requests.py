@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.server import BUCKET, counting_server
-from memwal_ops.core.polling import cached_for_poll, fingerprint_of, is_unchanged, poll_cache, poll_table
+from memwal_ops.core.figures import cached_for_poll, fingerprint_of, is_unchanged, poll_cache, poll_table
 from memwal_ops.core.registry import open_table
 from memwal_ops.formats.lance.layouts import REGION, SHARD
 from tests.support.counting_store import CountingStore

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from memwal_ops import open_table
+from memwal_ops.core.figures import checked_figures, poll_table
 from memwal_ops.core.job import JobSpec, MetricSpec
 from memwal_ops.core.options import Options
-from memwal_ops.core.polling import checked_figures, poll_table
 from memwal_ops.core.registry import clear_caches, job_specs, package_of
 from memwal_ops.core.run import amounts, checked_report, unexpected_error, whole_numbers
 from memwal_ops.errors import JobPluginError

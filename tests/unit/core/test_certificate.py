@@ -11,7 +11,7 @@ import pytest
 from memwal_ops.core.certificate import Erasure, TableSurvey, run_erasure
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.erasure import RowHolder
-from memwal_ops.core.shared_options import EraseOptions
+from memwal_ops.core.options import EraseOptions
 
 LATER = datetime.now(UTC) + timedelta(days=1)
 

@@ -15,7 +15,7 @@ from memwal_ops.core.anchors import Anchor
 from memwal_ops.core.candidates import Candidate, CollectionReport, Gate, Verdict, unrecognized
 from memwal_ops.core.collector import Collector, PartReplacedError, Stage, collect, plan
 from memwal_ops.core.context import NullListener, Progress, RunContext, StopRequested
-from memwal_ops.core.shared_options import CollectOptions
+from memwal_ops.core.options import CollectOptions
 from memwal_ops.errors import StorageError, TableReplacedError
 from memwal_ops.storage.api import DeleteReport, ObjectMeta
 

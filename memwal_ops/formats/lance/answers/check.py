@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from memwal_ops.core import verification
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, share_by_query
-from memwal_ops.core.shared_options import AnswersOptions, VerificationOptions
+from memwal_ops.core.options import AnswersOptions, VerificationOptions
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.answers import vector
 from memwal_ops.formats.lance.answers.ask import answer_of, ask, text_answers

@@ -18,8 +18,8 @@ from memwal_ops.core.anchors import delete_proven
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.core.holds import announced_expiry
+from memwal_ops.core.options import SAFE_AGE
 from memwal_ops.core.report import Need
-from memwal_ops.core.shared_options import SAFE_AGE
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, VersionGoneError, is_damage
 from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,

@@ -19,8 +19,8 @@ from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import Progress, RunContext
 from memwal_ops.core.documents import document
+from memwal_ops.core.figures import cached_for_poll
 from memwal_ops.core.options import EngineChoice, choose_engine
-from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.core.report import MergeDecision, MergeOutcome, Need
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,

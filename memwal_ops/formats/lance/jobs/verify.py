@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.export import exported_store
-from memwal_ops.core.options import EngineChoice, choose_engine
-from memwal_ops.core.shared_options import AnswersOptions
+from memwal_ops.core.options import AnswersOptions, EngineChoice, choose_engine
 from memwal_ops.core.verification import (
     Inconsistencies,
     Inconsistency,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.shared_options import VerificationOptions
+    from memwal_ops.core.options import VerificationOptions
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from memwal_ops.core.options import VerificationOptions
     from memwal_ops.core.repair import Keep
-    from memwal_ops.core.shared_options import VerificationOptions
     from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.formats.lm_diskann.view import View
 

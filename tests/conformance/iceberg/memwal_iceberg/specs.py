@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memwal_ops.core.job import read_only_job
-from memwal_ops.core.options import Options, count
-from memwal_ops.core.shared_options import VerificationOptions
+from memwal_ops.core.options import Options, VerificationOptions, count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyiceberg.manifest import FileFormat, ManifestEntryStatus
 
 from memwal_iceberg.files import Contents, Missing, entries_of, live, manifests_of
-from memwal_ops.core.shared_options import VerificationOptions
+from memwal_ops.core.options import VerificationOptions
 from memwal_ops.core.verification import Inconsistencies, Inconsistency, RowsRead, Severity, VerifyReport
 
 if TYPE_CHECKING:

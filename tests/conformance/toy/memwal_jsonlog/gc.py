@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from memwal_jsonlog.table import Table
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.shared_options import CollectOptions
+    from memwal_ops.core.options import CollectOptions
 
 
 KINDS = {"entry": KindText("log entries", ("log entry", "log entries")), UNKNOWN: KindText("unknown")}

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from memwal_ops.core.job import JobSpec, MetricSpec
-from memwal_ops.core.options import Options, count
-from memwal_ops.core.shared_options import CollectOptions, MaintenanceOptions
+from memwal_ops.core.options import CollectOptions, MaintenanceOptions, Options, count
 
 
 @dataclass(frozen=True)

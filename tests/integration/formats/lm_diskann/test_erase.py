@@ -19,7 +19,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.holds import release_hold, take_hold
-from memwal_ops.core.shared_options import EraseOptions
+from memwal_ops.core.options import EraseOptions
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann.files import lowest_reader
 from memwal_ops.formats.lm_diskann.jobs import erase as job

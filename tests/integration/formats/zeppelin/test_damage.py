@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops import open_table, run_job
+from memwal_ops.core.figures import fingerprint_of, is_unchanged, poll_table
 from memwal_ops.core.maintain import scan_table
-from memwal_ops.core.polling import fingerprint_of, is_unchanged, poll_table
 from memwal_ops.errors import FragmentCorruptError, MemwalOpsError, SegmentCorruptError
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.backlog import damaged_parts

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.core.polling import polled_options
+from memwal_ops.core.figures import polled_options
 from memwal_ops.errors import MemwalOpsError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.answers import asked_index, check, sample
 from memwal_ops.formats.lance.answers.vector import batches, measure, usable_rows

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lance.file import LanceFileReader
 from lance.optimize import Compaction
 
-from memwal_ops.core.polling import polled_options
+from memwal_ops.core.figures import polled_options
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options as storage_options
 from memwal_ops.formats.lance.files.versions import DATA_FOLDER

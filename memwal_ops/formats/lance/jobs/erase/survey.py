@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 
 from memwal_ops.core import certificate
 from memwal_ops.core.erasure import RowHolder, read_followers
+from memwal_ops.core.options import SAFE_AGE
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
-from memwal_ops.core.shared_options import SAFE_AGE
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, branch_location, open_dataset
 from memwal_ops.formats.lance.files.named_files import damaged_deletions

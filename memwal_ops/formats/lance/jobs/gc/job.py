@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core import collector
 from memwal_ops.core.candidates import CollectionReport as BaseReport, GcDecision
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.figures import cached_for_poll
 from memwal_ops.core.leases import free_space
-from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector, RemovedIndexCollector, TableCollector, views
 from memwal_ops.formats.lance.jobs.gc.evidence import KINDS, CurrentEvidence, LanceCandidate, read_evidence

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.core.figures import poll_table
 from memwal_ops.core.leases import Holder, acquire, release
 from memwal_ops.core.maintain import scan_table
-from memwal_ops.core.polling import poll_table
 from memwal_ops.errors import GenerationCorruptError
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError
 from memwal_ops.formats.lance.generations.backlog import read_backlog

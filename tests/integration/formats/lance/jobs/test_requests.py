@@ -12,7 +12,7 @@ import pytest
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
 from memwal_ops import run_job
-from memwal_ops.core.polling import poll_table
+from memwal_ops.core.figures import poll_table
 from memwal_ops.core.registry import open_table
 from memwal_ops.storage.probe import probe_conditional_writes
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.shared_options import VerificationOptions
+from memwal_ops.core.options import VerificationOptions
 from memwal_ops.formats.lance.jobs import verify
 from tests.support.gc_options import AT_ONCE
 from tests.support.stores import Beside, LyingStore

@@ -15,7 +15,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.holds import release_hold, take_hold
-from memwal_ops.core.shared_options import EraseOptions
+from memwal_ops.core.options import EraseOptions
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.jobs import erase as job

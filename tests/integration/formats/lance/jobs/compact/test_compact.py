@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.core.figures import poll_cache
 from memwal_ops.core.holds import release_hold, take_hold
-from memwal_ops.core.polling import poll_cache
 from memwal_ops.errors import IndexesBehindError, InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.polling import poll_table
+from memwal_ops.core.figures import poll_table
 from tests.support.counting_store import CountingStore
 
 if TYPE_CHECKING:

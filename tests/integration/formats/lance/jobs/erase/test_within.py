@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import run_job
-from memwal_ops.core.shared_options import TtlOptions
+from memwal_ops.core.options import TtlOptions
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.options import EraseOptions
 from tests.support.tables import patterns
