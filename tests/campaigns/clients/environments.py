@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tools.try_dist import interpreter
+
 _NUMBERS = ("7.0.0", "9.0.1", "10.0.0", "11.0.0", "12.0.0", "13.0.0", "14.0.0", "14.0.2")
 PYLANCE = tuple(f"pylance {one}" for one in _NUMBERS)
 LANCEDB = tuple(f"lancedb {one}" for one in ("0.34.0", "0.36.0", "0.37.1", "0.38.0", "0.39.0", "0.40.0"))
@@ -30,12 +32,13 @@ def folder() -> Path:
     return found
 
 
-def python_of(release: str, *more: str) -> str:
+def python_of(release: str, *more: str, version: str | None = None) -> str:
     """The Python of an environment with that release and nothing of ours; several processes may ask at once.
 
     Args:
         release: a package and its number.
         more: requirements of packages beside it; PyArrow's is ours by default.
+        version: that of the Python; None: ours.
 
     Raises:
         NoEnvironmentError: it cannot be installed, with the last lines of pip.
@@ -46,7 +49,10 @@ def python_of(release: str, *more: str) -> str:
     with Path(f"{home}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)], check=True)
+            base = sys.executable if version is None else interpreter(version)
+            if base is None:
+                raise NoEnvironmentError(f"{release} needs Python {version}, which is not installed here.")
+            subprocess.run([base, "-m", "venv", "--clear", "--without-pip", str(home)], check=True)
             pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
             command = [*pip, f"{name}=={number}", *(more or [f"pyarrow=={pa.__version__}"])]
             try:

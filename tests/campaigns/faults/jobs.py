@@ -13,7 +13,7 @@ import lance
 from memwal_ops import open_table
 from memwal_ops.core.holds import holds, take_hold
 from memwal_ops.core.leases import Holder, acquire
-from memwal_ops.core.shared_options import RepairOptions, VerificationOptions
+from memwal_ops.core.options import RepairOptions, VerificationOptions
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot

@@ -141,6 +141,36 @@ class DataFusion(Pylance):
         return self._ask(self.handle)
 
 
+class Csr(Pylance):
+    """lance-csr answers Cypher over a version, which it keeps until it is refreshed."""
+
+    def _engine(self) -> Any:
+        import lance_csr  # type: ignore[import-not-found]
+
+        nodes = lance_csr.GraphConfig.builder().node_table("T", "id").build()
+        return lance_csr.CypherEngine(nodes, {"T": self.lance.dataset(self.uri)})
+
+    def _ask(self, engine: Any, where: str = "") -> list[list[str]]:
+        found = engine.execute(f"MATCH (p:T) {where} RETURN p.id AS id, p.text AS text")
+        return pairs(found)
+
+    def read(self) -> list[list[str]]:
+        """All rows."""
+        return self._ask(self._engine())
+
+    def find(self, keys: list[str]) -> list[list[str]]:
+        """Rows by their keys."""
+        return self._ask(self._engine(), f"WHERE p.id IN [{quoted(keys)}]")
+
+    def hold(self) -> None:
+        """Open an engine, which stays open."""
+        self.handle = self._engine()
+
+    def held(self) -> list[list[str]]:
+        """All rows by it."""
+        return self._ask(self.handle)
+
+
 class LanceCli(Pylance):
     """lancecli prints rows."""
 
@@ -351,6 +381,46 @@ class LanceDb:
     def held(self) -> list[list[str]]:
         """All rows by that handle."""
         return pairs(self.handle.to_arrow())
+
+
+class LanceDbRay(LanceDb):
+    """lancedb-ray reads and writes tables of LanceDB on a Ray of this process."""
+
+    def __init__(self, folder: str) -> None:
+        """A table in a folder."""
+        super().__init__(folder)
+        import lancedb_ray  # type: ignore[import-not-found]
+        import ray
+
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error", _temp_dir=_short())
+        self.ray, self.lancedb_ray = ray, lancedb_ray
+
+    def _write(self, rows: Rows, **how: Any) -> None:
+        self.lancedb_ray.write_lancedb(self.ray.data.from_arrow(arrow(rows)), "t", uri=self.folder, **how)
+
+    def append(self, rows: Rows) -> None:
+        """New rows, as fragments of its workers, in one commit."""
+        self._write(rows, mode="append")
+
+    def put(self, rows: Rows) -> None:
+        """By the key."""
+        self._write(rows, mode="upsert", on="id", partition_on_keys=False)  # no key is there twice
+
+    def _read(self, **what: str) -> list[list[str]]:
+        found = self.lancedb_ray.read_lancedb("t", uri=self.folder, columns=["id", "text"], **what).take_all()
+        return [[row["id"], row["text"]] for row in found]
+
+    def read(self) -> list[list[str]]:
+        """All rows."""
+        return self._read()
+
+    def find(self, keys: list[str]) -> list[list[str]]:
+        """Rows by their keys."""
+        return self._read(filter=f"id IN ({quoted(keys)})")
+
+    def close(self) -> None:
+        """End its processes."""
+        self.ray.shutdown()
 
 
 class LanceDbLog(LanceDb):
@@ -595,9 +665,10 @@ class Context(Rollout):
 
 PROGRAMS: dict[str, Callable[[str], Any]] = {
     "daft-lance": Daft, "datafusion": DataFusion, "duckdb": DuckDb, "lance-context context": Context,
-    "lance-context generic": Generic, "lance-context rollout": Rollout, "lance-namespace directory": Namespace,
+    "lance-context generic": Generic, "lance-context rollout": Rollout, "lance-csr": Csr,
+    "lance-namespace directory": Namespace,
     "lance-namespace rest": Rest, "lance-ray": Ray, "lancecli": LanceCli, "lancedb": LanceDb,
-    "lancedb log": LanceDbLog, "langchain-lancedb": LangChain, "polars": Polars,
+    "lancedb log": LanceDbLog, "lancedb-ray": LanceDbRay, "langchain-lancedb": LangChain, "polars": Polars,
 }  # fmt: skip
 
 

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TURNS = env_number("NEIGHBOUR_TURNS", 4)
-LARGE = {"lance-ray", "daft-lance"}  # packages of half a gigabyte, and a cluster: by make neighbours alone
+LARGE = {
+    "lance-ray",
+    "daft-lance",
+    "lancedb-ray",
+}  # packages of half a gigabyte, and a cluster: by make neighbours alone
 
 
 def test_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ class Neighbour:
         columns: those of keys and of texts, in the table.
         text: the text of a row in the table.
         options: of our steps, as the page says to configure them.
+        python: of which its package needs at least that release, beside ours.
         own_fault: words of an error by which it fails on generations that it wrote wrongly, ours or not.
     """
 
@@ -54,6 +55,7 @@ class Neighbour:
     columns: tuple[str, str] = ("id", "text")
     text: Callable[[str, str], str] = lambda _, text: text
     options: Mapping[str, Any] = field(default_factory=dict)
+    python: str | None = None
     own_fault: str | None = None
 
     @property
@@ -87,13 +89,13 @@ NEIGHBOURS = (
     Neighbour("daft-lance 0.6.0", "daft-lance", ("daft==0.7.26", PYLANCE, "pandas")),
     Neighbour("datafusion 54.0.0", "datafusion", (PYLANCE, "polars")),
     Neighbour("polars 2.1.0", "polars", (PYLANCE,)),
+    Neighbour("lancedb-ray 0.1.1", "lancedb-ray", ("lancedb==0.40.0", PYLANCE), python="3.12"),
+    Neighbour("lance-csr 0.3.1", "lance-csr", ("pylance==13.0.0",), python="3.12"),
     Neighbour("lancecli 0.1.2", "lancecli", (PYLANCE,)),
     Neighbour("lance-namespace 0.13.0", "lance-namespace directory", (PYLANCE,)),
     Neighbour("lance-namespace 0.13.0", "lance-namespace rest", (PYLANCE,)),
 )
 ELSEWHERE = {
-    "lancedb-ray 0.1.1": "needs Python 3.12",
-    "lance-csr 0.3.1": "needs Python 3.12",
     "the server of lance-context": "its package for Python has none",
 }
 """Programs that are not run, with the reason."""
@@ -311,7 +313,7 @@ def walked(neighbour: Neighbour, folder: Path, turns: int, seed: object = CAMPAI
     Raises:
         NoEnvironmentError: the program cannot be installed here.
     """
-    walk = Walk(neighbour, python_of(neighbour.release, *neighbour.more), folder)
+    walk = Walk(neighbour, python_of(neighbour.release, *neighbour.more, version=neighbour.python), folder)
     walk.run(turns, seed)
     return walk
 

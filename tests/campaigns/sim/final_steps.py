@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.core.shared_options import VerificationOptions
+from memwal_ops.core.options import VerificationOptions
 from memwal_ops.errors import RegionReplacedError, SchemaProjectionError, runbook
 from memwal_ops.formats.lance.jobs import adopt, expire, merge, verify
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
