@@ -230,21 +230,23 @@ class RegionLogs(LogSurvey):
     def _regions(self) -> Iterator[RowHolder]:
         """Regions that are named by a value of such rows, which no row that stays has."""
         named: dict[tuple[str, pa.DataType], list[tuple[UUID, Any]]] = {}
-        for region_id in self.table.regions.region_ids if self.target.routing else ():
+        routing = self.target.routing
+        looked_at = routing and (self.target.where is not None or any(routing.values()))
+        for region_id in self.table.regions.region_ids if looked_at else ():
             try:
                 region = region_values_of(self.table, self.table.region(region_id).latest())
-            except MemwalOpsError:
-                continue  # gc and verify name it
+            except MemwalOpsError as error:
+                yield RowHolder(
+                    "region", str(region_id), f"it may be named by a value of such rows: {error}", blocks=True
+                )
+                continue
             for spec_field, value in zip(region.spec.fields, region.values, strict=True) if region is not None else ():
                 if value is not None and spec_field.transform == "identity":
                     column = str(spec_field.sources[0]), field_type(spec_field.result_type)
                     named.setdefault(column, []).append((region_id, value))
         for (name, kind), regions in named.items():
             values = pa.array([value for _, value in regions], kind)
-            expected, of_rows = (
-                self.target.expects(name, values, self.table.schema),
-                self.target.routing.get(name, set()),
-            )
+            expected, of_rows = self.target.expects(name, values, self.table.schema), routing.get(name, set())
             for at, (region_id, value) in enumerate(regions):
                 of_such_a_row = at in expected or of_rows & {value, encode_field(value, kind)}
                 if of_such_a_row and not self._stays_in_use(name, values[at : at + 1]):
