@@ -84,7 +84,7 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@RUST_LOG=off $(BIN)/python -m benchmarks.large
 
 # AGAINST=release: exit code 1 if one is worse by more than 15 % than the last release's. OUT=FILE keeps them.
-figures: $(VENV)/.dev  ## Measure the figures that releases are compared by: requests, and ratios, no times (5 minutes)
+figures: $(VENV)/.dev  ## Measure the figures that releases are compared by: requests, and ratios, no times (15 minutes)
 	@RUST_LOG=off $(BIN)/python -m benchmarks.figures $(if $(AGAINST),--against $(AGAINST)) $(if $(OUT),--out $(OUT))
 
 bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)

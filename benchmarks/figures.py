@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import lance
 import pyarrow as pa
@@ -28,6 +29,7 @@ from benchmarks import gc, merge, plain, requests, snapshot, verify, zeppelin
 from benchmarks.markdown import head, row
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
+from memwal_ops import run_job
 from memwal_ops.formats.lance.layouts import REGION, SHARD
 from memwal_ops.version import __version__
 
@@ -45,10 +47,24 @@ _RUNS = 5
 _REQUESTS = "requests: "
 
 
-def of_requests() -> Iterator[tuple[str, float]]:
+class Figure(NamedTuple):
+    """What is measured: ours beside another way, or, with None, alone; ``unit`` of both."""
+
+    name: str
+    ours: float
+    other: float | None = None
+    unit: str = "s"
+
+    @property
+    def value(self) -> float:
+        """The ratio, or ours alone."""
+        return round(self.ours if self.other is None else self.ours / self.other, 3)
+
+
+def of_requests() -> Iterator[Figure]:
     """Requests of jobs on every kind of table that is kept in a store: the fewest of some rounds."""
     rounds = [dict(_requests()) for _ in range(_ROUNDS)]
-    yield from ((name, min(one[name] for one in rounds)) for name in rounds[0])
+    yield from (Figure(f"{_REQUESTS}{name}", min(one[name] for one in rounds), unit="") for name in rounds[0])
 
 
 def _requests() -> Iterator[tuple[str, float]]:
@@ -66,19 +82,28 @@ def _requests() -> Iterator[tuple[str, float]]:
             yield f"zeppelin merge, {fragments} fragments, {clusters} clusters", counts.total()
 
 
-def of_merges() -> Iterator[tuple[str, float]]:
-    """A merge against reading its input and writing its output once."""
-    with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
-        table = Path(folder, "t.lance")
-        make(str(table), Shape(base=500_000, regions=4, generations=5, rows=10_000))
-        best = _best(lambda way: merge.run(way, table), ("floor", "ours"), ("cpu", "peak_mib"))
-    yield "merge / floor: processor", best["ours", "cpu"] / best["floor", "cpu"]
-    yield "merge / floor: peak memory", best["ours", "peak_mib"] / best["floor", "peak_mib"]
+def of_merges() -> Iterator[Figure]:
+    """A merge against reading its input and writing its output once, and against what users write."""
+    for name, shape in (
+        ("merge", Shape(base=500_000, regions=4, generations=5, rows=10_000)),
+        ("merge of 380,000 rows onto 1M", Shape(base=1_000_000, regions=4, generations=5, rows=19_000)),
+    ):
+        with _folder() as folder:
+            table = Path(folder, "t.lance")
+            make(str(table), shape)
+            best = _best(partial(_merged, table), ("floor", "ours", "today"), ("cpu", "peak_mib"))
+        yield Figure(f"{name} / floor: processor", best["ours", "cpu"], best["floor", "cpu"])
+        yield Figure(f"{name} / floor: peak memory", best["ours", "peak_mib"], best["floor", "peak_mib"], "MiB")
+        yield Figure(f"{name} / merge_insert: processor", best["ours", "cpu"], best["today", "cpu"])
 
 
-def of_plain_tables() -> Iterator[tuple[str, float]]:
+def _merged(table: Path, way: str) -> Mapping[str, float]:
+    return merge.run(way, table)
+
+
+def of_plain_tables() -> Iterator[Figure]:
     """``maintain --apply`` against the script that users write."""
-    with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
+    with _folder() as folder:
         table = f"{folder}/t.lance"
         plain.make(table, fragments=200, versions=100)
         time.sleep(plain.OLDER_THAN.total_seconds() + 1)
@@ -90,48 +115,106 @@ def of_plain_tables() -> Iterator[tuple[str, float]]:
             return found
 
         best = _best(run, ("script", "ours"), ("cpu", "peak", "written"))
-    for figure, name in (("cpu", "processor"), ("peak", "peak memory"), ("written", "written bytes")):
-        yield f"maintain of a plain table / script: {name}", best["ours", figure] / best["script", figure]
+    for figure, name, unit in (
+        ("cpu", "processor", "s"),
+        ("peak", "peak memory", "B"),
+        ("written", "written bytes", "B"),
+    ):
+        yield Figure(f"maintain of a plain table / script: {name}", best["ours", figure], best["script", figure], unit)
 
 
-def of_commands() -> Iterator[tuple[str, float]]:
-    """What a command takes before it works, against importing pylance: also where there is nothing to do."""
-    with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
-        uri = f"{folder}/t.lance"
-        lance.write_dataset(pa.table({"id": range(100)}), uri)
-        commands = [["merge", "--help"], ["--version"], *([job, uri] for job in ("inspect", "compact", "expire"))]
-        ways = {command[0]: ["-m", "memwal_ops", *command] for command in commands}
-        ways["lance"] = ["-c", "import lance"]
-        best = _best(lambda way: {"cpu": _processor_seconds([sys.executable, *ways[way]])}, tuple(ways), ("cpu",))
-    for first, *rest in commands:
-        name = " ".join([first, *rest]).replace(uri, "(nothing to do)")
-        yield f"{name} / import lance: processor", best[first, "cpu"] / best["lance", "cpu"]
+_IMPORT = "import lance"
+_COMPACTS = "import lance, sys; lance.dataset(sys.argv[1]).optimize.compact_files()"
+_CLEANS = "import lance, sys, datetime; lance.dataset(sys.argv[1]).cleanup_old_versions(datetime.timedelta(0))"
+_EXPIRES = ("expire", "--apply", "--older-than", "0s", "--allow-unsafe")
 
 
-def of_expiry() -> Iterator[tuple[str, float]]:
-    """Whole commands that delete 1,000 versions, against pylance's clean-up."""
-    with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
-        made, uri = f"{folder}/made.lance", f"{folder}/t.lance"
-        rows = pa.table({"id": range(50)})
-        for number in range(1_000):
-            dataset = lance.write_dataset(rows, made, mode="append" if number else "create")
-            if number % 50 == 0:
-                dataset.optimize.compact_files()
-        theirs = "import lance, sys, datetime; lance.dataset(sys.argv[1]).cleanup_old_versions(datetime.timedelta(0))"
-        ways = {
-            "theirs": ["-c", theirs, uri],
-            "ours": ["-m", "memwal_ops", "expire", uri, "--apply", "--older-than", "0s", "--allow-unsafe"],
+def of_commands() -> Iterator[Figure]:
+    """Whole commands against importing pylance: also where there is nothing to do."""
+    with _folder() as folder:
+        nothing, small, log = (f"{folder}/{name}.lance" for name in ("nothing", "small", "log"))
+        lance.write_dataset(pa.table({"id": range(100)}), nothing)
+        _fragments(small, 20, 400, indexed=True)
+        make(log, Shape(base=20_000, regions=1, generations=1, rows=1_000))
+        ours: dict[str, tuple[str, ...]] = {
+            "merge --help": ("merge", "--help"),
+            "--version": ("--version",),
+            **{f"{job} (nothing to do)": (job, nothing) for job in ("inspect", "compact", "expire")},
+            "compact of 20 fragments with a BTREE": ("compact", small),
+            "maintain of 20 fragments with a BTREE": ("maintain", small, "--apply"),
+            "maintain of a table with a log": ("maintain", log, "--apply"),
         }
+        ways = {name: ["-m", "memwal_ops", *command] for name, command in ours.items()}
+        best = _commands(ways | {_IMPORT: ["-c", _IMPORT], _COMPACTS: ["-c", _COMPACTS, small]})
+    yield from (Figure(f"{name} / import lance: processor", best[name], best[_IMPORT]) for name in ours)
+    name = "compact of 20 fragments with a BTREE"
+    yield Figure(f"{name} / compact_files: processor", best[name], best[_COMPACTS])
 
-        def run(way: str) -> Mapping[str, float]:
+
+def of_large_tables() -> Iterator[Figure]:
+    """Whole commands against pylance's functions, on tables that have many of something."""
+    with _folder() as folder:
+        for count in (1_000, 3_000):
+            uri = f"{folder}/{count}.lance"
+            for number in range(count):
+                dataset = lance.write_dataset(pa.table({"id": range(50)}), uri, mode="append" if number else "create")
+                if number % 50 == 0:
+                    dataset.optimize.compact_files()
+            yield _beside(f"expire of {count:,} versions / cleanup_old_versions", _EXPIRES, _CLEANS, uri)
+        _fragments(f"{folder}/fragments.lance", 5_000, 200)
+        _fragments(f"{folder}/columns.lance", 20, 200, columns=1_500)
+        for name, file in (("5,000 fragments of 200 rows", "fragments"), ("1,500 columns", "columns")):
+            yield _beside(f"compact of {name} / compact_files", ("compact",), _COMPACTS, f"{folder}/{file}.lance")
+
+
+def _beside(name: str, command: tuple[str, ...], theirs: str, uri: str) -> Figure:
+    job, *options = command
+    best = _commands({"ours": ["-m", "memwal_ops", job, uri, *options], "theirs": ["-c", theirs, uri]})
+    return Figure(f"{name}: processor", best["ours"], best["theirs"])
+
+
+def of_answers() -> Iterator[Figure]:
+    """What asking the indexes adds to a compaction and a run without work to opening a table, in this process."""
+    with _folder() as folder:
+        made, uri = f"{folder}/made.lance", f"{folder}/t.lance"
+        _fragments(made, 20, 400, indexed=True)
+
+        def run(answers: str) -> Mapping[str, float]:
             shutil.rmtree(uri, ignore_errors=True)
             shutil.copytree(made, uri)
-            found = {"cpu": _processor_seconds([sys.executable, *ways[way]])}
-            assert len(lance.dataset(uri).versions()) == 1, way
-            return found
+            return {"cpu": _used(lambda: run_job(uri, "compact", answers=answers))}
 
-        best = _best(run, tuple(ways), ("cpu",))
-    yield "expire of 1,000 versions / cleanup_old_versions: processor", best["ours", "cpu"] / best["theirs", "cpu"]
+        best = _best(run, ("sample", "off"), ("cpu",))
+        idle = {
+            "ours": lambda: run_job(made, "expire", older_than="7d"),
+            "theirs": lambda: lance.dataset(made).versions(),
+        }
+        none = _best(lambda way: {"cpu": _used(idle[way])}, ("ours", "theirs"), ("cpu",))
+    yield Figure(
+        "compact of 8,000 rows, its index asked / not asked: processor", best["sample", "cpu"], best["off", "cpu"]
+    )
+    yield Figure(
+        "expire without work, in a process / versions(): processor", none["ours", "cpu"], none["theirs", "cpu"]
+    )
+
+
+def _fragments(uri: str, count: int, rows: int, *, indexed: bool = False, columns: int = 1) -> None:
+    """A table of fragments, indexed by its id."""
+    ids = pa.array(range(count * rows))
+    table = pa.table({"id": ids, **{f"c{number}": ids for number in range(1, columns)}})
+    lance.write_dataset(table, uri, max_rows_per_file=rows, max_rows_per_group=rows)
+    if indexed:
+        lance.dataset(uri).create_scalar_index("id", "BTREE")
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="memwal-ops-")
+
+
+def _used(act: Callable[[], object]) -> float:
+    before = time.process_time()
+    act()
+    return time.process_time() - before
 
 
 def _best(
@@ -142,6 +225,20 @@ def _best(
     return {(way, one): min(found[one] for name, found in rounds if name == way) for way in ways for one in figures}
 
 
+def _commands(ways: Mapping[str, list[str]]) -> dict[str, float]:
+    """Processor seconds of each command of Python, each time on a fresh copy of the table that it names."""
+    with _folder() as folder:
+
+        def run(way: str) -> Mapping[str, float]:
+            shutil.rmtree(folder, ignore_errors=True)
+            copied = [shutil.copytree(one, f"{folder}/t.lance") if one.endswith(".lance") else one for one in ways[way]]
+            return {"cpu": _processor_seconds([sys.executable, *copied])}
+
+        best = _best(run, tuple(ways), ("cpu",))
+        Path(folder).mkdir(exist_ok=True)
+    return {way: best[way, "cpu"] for way in ways}
+
+
 def _processor_seconds(command: list[str]) -> float:
     before = os.times()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -149,18 +246,32 @@ def _processor_seconds(command: list[str]) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-SOURCES: tuple[tuple[str, Callable[[], Iterator[tuple[str, float]]]], ...] = (
-    (_REQUESTS, of_requests),
-    ("", of_merges),
-    ("", of_plain_tables),
-    ("", of_commands),
-    ("", of_expiry),
+SOURCES: tuple[Callable[[], Iterator[Figure]], ...] = (
+    of_commands,
+    of_large_tables,
+    of_merges,
+    of_plain_tables,
+    of_answers,
+    of_requests,
 )
 
 
 def measure() -> dict[str, float]:
-    """All figures, by name."""
-    return {f"{kind}{name}": round(value, 3) for kind, source in SOURCES for name, value in source()}
+    """All figures, by name; those beside another way are printed with what both took."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once, as where it is installed
+    found = []
+    head("ours / theirs, or the floor", "ours", "theirs", "ratio")
+    for figure in (figure for source in SOURCES for figure in source()):
+        found.append(figure)
+        if figure.other is not None:
+            row(
+                figure.name,
+                *(f"{one:,.3g} {figure.unit}" for one in (figure.ours, figure.other)),
+                f"**{figure.value:.2f}**",
+            )
+            sys.stdout.flush()
+    print()
+    return {figure.name: figure.value for figure in found}
 
 
 def regressions(then: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
