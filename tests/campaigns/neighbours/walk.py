@@ -265,8 +265,7 @@ class Walk:
         program, sample = self._program, self._random.sample(sorted(self.rows), 8)
         given = [*sample, f"k{self._next:05d}"]  # a key that no row has
         self._compare("read", self.rows, "its own scan")
-        wanted = self._texts({key: self.rows[key] for key in sample})
-        self.faults += oracle.differences(program.call("find", given), wanted, "its own search for keys")
+        self._compare("find", {key: self.rows[key] for key in sample}, "its own search for keys", given)
         nearest = sample[:3] if program.has("nearest") else []
         self.faults += [
             f"its own search for vectors: {found} for {key}"
@@ -279,11 +278,11 @@ class Walk:
         self._ask("inspect")
         self._ask("verify")
 
-    def _compare(self, method: str, rows: Rows, where: str) -> None:
+    def _compare(self, method: str, rows: Rows, where: str, *given: object) -> None:
         """What it reads, unless a generation of its own keeps it from that."""
         own = self.neighbour.own_fault
         try:
-            self.faults += oracle.differences(self._program.call(method), self._texts(rows), where)
+            self.faults += oracle.differences(self._program.call(method, *given), self._texts(rows), where)
         except ProgramError as error:
             if own is None or own not in str(error) or not oracle.key_indexes_with_rows_twice(self._uri):
                 raise
