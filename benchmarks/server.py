@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import boto3
-from moto.server import ThreadedMotoServer
+
+from tests.support.s3_server import start_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,13 +37,11 @@ class _Counting(logging.Handler):
 @contextmanager
 def counting_server() -> Iterator[tuple[dict[str, str], Counter[str]]]:
     """Storage options that reach the bucket :data:`BUCKET`, and the requests by method so far."""
-    counting = _Counting()
+    counting, server = _Counting(), start_server()
     logger = logging.getLogger("werkzeug")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(counting)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
     try:
         endpoint = "http://{}:{}".format(*server.get_host_and_port())
         urllib.request.urlopen(f"{endpoint}/moto-api/reset", b"").close()  # what an earlier server of this process had
