@@ -476,12 +476,9 @@ def _specs(format_name: str, *, strict: bool) -> Mapping[str, JobSpec]:
 
 def _entries(group: str) -> list[EntryPoint]:
     """The entry points of a group, built-in ones first."""
-    of_group = (entry for entry in _installed() if entry.group == group)
-    return sorted(of_group, key=lambda entry: (not is_built_in(entry), entry.name))
+    installed = _installed(*sys.path).select(group=group)
+    return sorted(installed, key=lambda entry: (not is_built_in(entry), entry.name))
 
 
-@cache
-def _installed() -> tuple[EntryPoint, ...]:
-    """The entry points of formats and jobs; to find them reads the metadata of all installed packages."""
-    found = entry_points()
-    return tuple(entry for group in (FORMATS, JOBS) for entry in found.select(group=group))
+# By the module path: to find entry points reads the metadata of all packages on it.
+_installed = cache(lambda *_: entry_points())

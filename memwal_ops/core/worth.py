@@ -229,7 +229,7 @@ def worth_of(
     uses = expected_amounts(spec, figures, past)
     return Worth(
         # What past runs really saved of what was due goes into the next ranking.
-        saves * (1 + sum(map(_achieved, past))) / (1 + len(past)),
+        saves * ((1 + sum(map(_achieved, past))) / (1 + len(past))),
         uses.money,
         weight,
         missed_objective(spec, figures, objectives),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 import lance
@@ -94,7 +96,10 @@ def test_every_kind_of_index(tmp_path: Path, vector: str, monkeypatch: pytest.Mo
 
 def test_a_changed_codebook_is_not_published(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     version = made.dataset.version
-    monkeypatch.setattr(building, "_codebooks", lambda *_: frozenset())
+    (one,) = base_indexes(open_table(made.uri))["vector_index"].segments[:1]
+    known = read_codebook(open_table(made.uri), one)
+    others = (replace(known, quantizer=str(number)) for number in count())
+    monkeypatch.setattr(building, "read_codebook", lambda *_: next(others))
     report = run_job(made.uri, "catchup", indexes=["vector_index"])
     assert report.exit_code == CodebookChangedError.exit_code
     assert made.dataset.version == version
