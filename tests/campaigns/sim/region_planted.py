@@ -53,7 +53,7 @@ def acknowledged_before_the_put() -> Iterable[Patch]:
     """A durable write returns when it is in memory, and comes to the log later."""
 
     def append(self: Any, rows: Any) -> int:
-        self._check_entry()
+        self._check_open(to_enter=True)
         return int(self._memtable.add_waiting(rows))
 
     yield Patch(RegionWriter, "_append", append)

@@ -31,7 +31,7 @@ def test_of_a_service(tmp_path: Path) -> None:
     """A worker process starts a session for its run."""
     skip_without_spark()
     made = logged(str(tmp_path / "tables" / "t.lance"))
-    options = "{engine: auto, spark_above: 1, master: 'local[1]'}"
+    options = "{engine: auto, spark_above: 1B, master: 'local[1]'}"
     config = configure(tmp_path, f"merge: {{schedule: {{every: 1d}}, options: {options}}}")
     with service(config, {"PYSPARK_SUBMIT_ARGS": submit_args(SETTINGS)}) as running:
         [run] = until(lambda: [one for one in running.runs(job="merge") if one["outcome"] != "running"])
@@ -51,7 +51,7 @@ def test_of_airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return dict(outcome.document)
 
     merged = logged(str(tmp_path / "m.lance"))
-    report = run("merge", merged.uri, spark_above="1")
+    report = run("merge", merged.uri, spark_above="1B")
     assert (report["decision"], report["engine"]) == ("merged", "spark")
     assert_same(read_base(merged.uri), merged.model.expected(), seed=merged.seed)
     made = PlainTable(str(tmp_path / "t.lance")).create(fragments=2, rows=20)
