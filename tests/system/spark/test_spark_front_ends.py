@@ -42,7 +42,7 @@ def test_of_a_service(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_of_airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its operators call; options are texts, as templates make them."""
+    """What its operators call."""
 
     def run(job: str, uri: str, **options: Any) -> dict[str, Any]:
         outcome = run_job(job, uri, {"engine": "auto", **options}, apply=None, storage={})
@@ -57,10 +57,10 @@ def test_of_airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = PlainTable(str(tmp_path / "t.lance")).create(fragments=2, rows=20)
     made.dataset.create_scalar_index("id", "BTREE")
     made.append(200)
-    assert run("verify", made.uri, deep="true")["engine"] == "local"
+    assert run("verify", made.uri, deep=True)["engine"] == "local"
     for kind in (CatchupOptions, CompactOptions, VerifyOptions):
         monkeypatch.setattr(kind, "spark_above", 1)
     assert [one["engine"] for one in run("catchup", made.uri)["indexes"]] == ["spark"]
     assert run("compact", made.uri)["engine"] == "spark"
-    assert run("verify", made.uri, deep="true")["engine"] == "spark"
+    assert run("verify", made.uri, deep=True)["engine"] == "spark"
     assert made.read() == made.model
