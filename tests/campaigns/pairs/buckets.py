@@ -247,7 +247,7 @@ class Server(socketserver.ThreadingTCPServer):
         return "{}:{}".format(*self.server_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no error."""
+        """A client that disconnected is no error."""
 
 
 @cache
