@@ -6,8 +6,6 @@ that code, with the same exit code. The module does no I/O and does not import t
 
 Exit codes are a contract (runbooks/README.md): a code is never reused for another reason. 70 to 99 are left to errors
 of other packages.
-
-The error of a full disk: a fault of storage with a reason and a page of its own. Imports nothing heavy.
 """
 
 from __future__ import annotations

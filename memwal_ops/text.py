@@ -1,6 +1,7 @@
-"""Format numbers, tables and paragraphs for a terminal, at most ``WIDTH`` columns wide, and escape untrusted text.
+"""Format and parse what people read: numbers, tables and paragraphs of a terminal, sizes, spans of time.
 
-Parse and format sizes and spans of time, as the command line and configuration files write them.
+Lines have at most ``WIDTH`` columns, and untrusted text is escaped. Sizes and spans are as the command line and
+configuration files write them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``memwal-ops doctor`` and ``export-support``: check machine, store and table; write metadata for support.
-
-``memwal-ops probe``: test the conditional writes of a store, which every commit needs, and compare its clock.
-"""
+"""``memwal-ops doctor``, ``probe``, ``export-support``: check machine, store and table; write metadata for support."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``memwal-ops status``: show the fleet status: which tables are behind, how far, why, and what to do.
-
-As a document, and as human-readable text.
-"""
+"""``memwal-ops status``: show which tables are behind, how far, why, and what to do, as a document and as text."""
 
 from __future__ import annotations
 

@@ -1,28 +1,20 @@
-"""Verify before each deletion that the table is still the one that the plan was made from.
+"""Check before each effect that the table is still the one that was planned for, and that the run still has its lease.
 
-A plan is tied to an anchor: an object that is never rewritten, and that is removed only with its table or when its
-revision expires. Objects are deleted only while the anchor is unchanged.
+A plan of deletions is tied to an anchor: an object that is never rewritten, and that is removed only with its table or
+when its revision expires. Objects are deleted only while the anchor's size, modification time and entity tag are
+unchanged; a revision's number and file names do not identify a table. If the anchor is gone, an expiry cannot be
+distinguished from a new table, and nothing more is deleted.
 
 Timeline of the loss that this prevents: gc lists a table; the table is removed and created again at the same URI by
 the same steps, with the same file names; gc continues with its listing and deletes the new table's files. A restored
 backup has the same effect: objects that were deletable are needed again.
 
-A revision's number and file names do not identify a table; the anchor's size, modification time and entity tag do. If
-the anchor is gone, an expiry cannot be distinguished from a new table, and nothing more is deleted.
-
-The commit guard: refuse every publication and deletion of a run once its lease is lost.
-
-One guard is checked before every effect: mutations through the store (:class:`GuardedStore`), and, by the formats
+A commit guard is checked before every effect: mutations through the store (:class:`GuardedStore`), and, by the formats
 themselves, effects that do not use it (pylance's commits, transactions of an embedded database, page writes that
-a reader may see). After a loss it denies everything with one exception: a run may still remove the exact paths that
-it registered as its own unpublished files.
-
-Why deny by default: a stalled supervisor resumes after another one took its lease, and its job is inside a library
-call. Whatever it then publishes is still ordered by the format's own compare-and-swap, so nothing is lost; but the
-proofs of its deletions are from before the stall.
-
-A guard saves work and shortens that window, but it is no proof: the lease may be lost between the check and the
-effect. Publication is decided by the format's own conditional write.
+a reader may see). Once the lease is lost it denies everything, except that a run may still remove the exact paths that
+it registered as its own unpublished files. It is no proof, as the lease may be lost between the check and the effect:
+publication is decided by the format's own conditional write. Without it, a supervisor that was suspended while its job
+was inside a library call would delete by proofs from before that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How well an index answers: the result of asking it beside a search without it, for tables of every format.
-
-Find the indexes that answer badly in what the last verification recorded, without asking them.
-"""
+"""How well an index answers: the result of asking it beside a search without it, for tables of every format."""
 
 from __future__ import annotations
 

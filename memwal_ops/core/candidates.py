@@ -1,9 +1,7 @@
-"""Candidates for deletion, and the conditions (gates) that each of them has to meet.
+"""The report of ``gc`` in every format: candidates for deletion, and the gates that each of them has to meet.
 
 A candidate is deletable only if every gate is met; the sentences of the met gates are then its proof, and those of
 the others are the reasons why it is kept. An unrecognized object has the kind ``unknown`` and is kept.
-
-The report of ``gc``, the same for every format: counts, lists, JSON keys and text.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Write the certificate of an erasure, sign it, and verify it against the table later.
+"""Run an erasure, the same in every format, and write the certificate of it, which is verified against the table later.
 
-It lists every object of the table with its size and entity tag, and why it cannot hold a row that must be gone. It is
-made by reading what the store lists; what no listing shows is named in it as not seen.
-
-Run an erasure: what is the same in every format, and what each one fills in.
-
-Before it says that rows are erased, all bytes that stay are searched for values of them
-(:mod:`memwal_ops.core.byte_scan`).
+A certificate lists every object of the table with its size and entity tag, and why it cannot hold a row that must be
+gone. It is made by reading what the store lists; what no listing shows is named in it as not seen. Before it says that
+rows are erased, all bytes that stay are searched for values of them (:mod:`memwal_ops.core.byte_scan`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Plan and apply garbage collection of any table. A format implements :class:`Collector`.
 
-A deletion is the only effect that a later run cannot repair. A plan is therefore only printed, never executed:
-:func:`collect` revalidates each batch (at most 1,000 objects) against the current state of the store, deletes what is
-still deletable, and continues; an object that became needed after it was planned is in no batch. Right before each
-deletion the collector's anchors verify that the table is the one that the plan was made from, and the guard that the
-run still holds its lease. If either fails, nothing more is deleted, and the report has the reason.
+A deletion is the only effect that a later run cannot repair. A plan is therefore only printed, or written to a file
+as JSON lines, and never executed: :func:`collect` revalidates each batch (at most 1,000 objects) against the current
+state of the store, deletes what is still deletable, and continues; an object that became needed after it was planned is
+in no batch. Right before each deletion the collector's anchors verify that the table is the one that the plan was made
+from, and the guard that the run still holds its lease. If either fails, nothing more is deleted, and the report has the
+reason.
 
 A run can be killed at any line: drained objects still exist but are not listed for readers any more, deleted objects
 are gone, and the next run completes the work.
-
-Write every candidate of a plan to a file as JSON lines, atomically.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Estimate what a run will cost, by what the past runs of its job on its table used (:func:`expected_cost`).
+"""Estimate what a run will use, by the past runs of its job on its table (:func:`expected_cost`), and what that costs.
 
-What requests and stored bytes cost: list prices of stores, and the money of a run (:func:`money_of`).
-
-List prices are those without discounts, in USD, of the source and date that each names. They differ by region and by
-contract: ``prices`` in a configuration replaces any of them.
+List prices of stores are those without discounts, in USD, of the source and date that each names. They differ by region
+and by contract: ``prices`` in a configuration replaces any of them.
 """
 
 from __future__ import annotations

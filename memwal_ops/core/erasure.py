@@ -1,9 +1,8 @@
 """Report what still holds rows that must be gone, and decide from that how far their erasure is. Shared by all formats.
 
 A deleted row is in many places: data files, indexes, old versions, the log, files of killed runs. Each is a
-:class:`RowHolder`. A run removes those that it may; those that another program or a person keeps are named.
-
-Record at a table which indexes elsewhere follow it: its erase has to know them, as they have its rows.
+:class:`RowHolder`. A run removes those that it may; those that another program or a person keeps are named. Indexes
+elsewhere that follow a table have its rows, so each is recorded at the table, for its erase to know them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The maintain job: run every job that applies to a table, in the order of their dependencies.
+"""The maintain job: run every job that applies to a table, in the order of their dependencies, or report their plans.
 
 Generic over formats: the steps are the table's own jobs, ordered by ``JobSpec.after``; a job that is registered for
 the format and does not apply to this table is a step ``not_applicable``. A format registers it with an options class
 of its own, which derives from :class:`MaintenanceOptions` and has a field for the options of each step.
-
-Report what each job would do on a table, from plans alone.
 """
 
 from __future__ import annotations

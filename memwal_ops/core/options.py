@@ -1,4 +1,4 @@
-"""Define the options of jobs once, for every front end.
+"""Define the options of jobs once, for every front end, and choose the engine of a job by the bytes that it works on.
 
 An options class is a frozen dataclass with fields made by the functions below: each has the unit, the
 bounds and the help of an option next to its default. The command line, configuration files, Airflow and the
@@ -7,8 +7,6 @@ reference in docs/ are all generated from it, and an error names the option as t
     @dataclass(frozen=True, kw_only=True)
     class MergeOptions(Options):
         max_bytes: int | None = size(None, help="Budget of one pass.", minimum=1)
-
-Choose the engine of a job by the bytes that it works on.
 """
 
 from __future__ import annotations

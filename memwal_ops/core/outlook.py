@@ -1,9 +1,7 @@
-"""Tell before a run how long it takes and how much space it needs (:class:`Outlook`).
+"""Tell before a run what it costs, how long it takes, how much space it needs, and why it would do nothing.
 
 By the rate of the last run, where the run history has one; else by the format's own estimate, and named as such. Both
 are rough: they are for people who decide whether to start a run now, and no job depends on them.
-
-Tell what the next run of a job costs before it runs, and why it would do nothing (:class:`NextRun`).
 """
 
 from __future__ import annotations

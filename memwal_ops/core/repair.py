@@ -4,10 +4,6 @@ A run verifies the table first. Each finding then has either a fix that its form
 operator. Right before a fix is made, it is replanned from the current state of the store; it keeps what it replaces
 (:mod:`memwal_ops.core.quarantine`); and it writes on the condition that nothing changed meanwhile. So a run may be
 killed anywhere, repeated, and run concurrently with writers and all other jobs.
-
-The report of ``repair``, the same for every format.
-
-The options and the spec of ``repair``, the same for every format; imports none of its code.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Resolve AWS credentials, region and S3 endpoint with boto3.
+"""Resolve AWS credentials, region and S3 endpoint with boto3, and read the settings by which a bucket deletes objects.
 
-The result is passed to both obstore and pylance, so that both use the same endpoint and the
-same identity. No requests to S3 are made: resolving may send requests to STS, SSO or the instance's
-metadata service for credentials, nothing else.
-
-Read the settings of an S3 bucket by which it deletes objects, or keeps deleted ones, independently of gc.
+Both obstore and pylance get the result, so that they use the same endpoint and the same identity. Resolving may send
+requests to STS, SSO or the instance's metadata service for credentials, and none to S3. A bucket's versioning and
+lifecycle rules keep deleted objects, or delete others, independently of gc.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Read catalogs by ``lance-namespace``: list tables, and get the location and the vended options of one.
+"""Resolve the URI of a table: in a store, or in a catalog, which is read by ``lance-namespace``.
 
 A table is ``lance+namespace://IMPL/PATH/TABLE?PROPERTY=VALUE``, a catalog the same without the table; the property
-``branch`` is that of the table, and not the catalog's. A URI is logged
-and stored, so a property with a secret is not part of it: it is given as the storage option ``namespace.PROPERTY``.
-
-Resolve the URI of a table: in a store, or in a catalog that has its location and vends credentials.
+``branch`` is that of the table, and not the catalog's. The catalog has the location and vends credentials. A URI is
+logged and stored, so a property with a secret is not part of it: it is given as the storage option
+``namespace.PROPERTY``.
 """
 
 from __future__ import annotations

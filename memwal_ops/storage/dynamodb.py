@@ -3,8 +3,6 @@
 An item for each version: ``base_uri`` (the table's path in its bucket) and ``version`` are its key, ``path`` is the key
 of the manifest in the bucket, ``size`` its bytes, ``committer`` its writer. Entries are never deleted, as Lance's own
 clean-up deletes none: that of an expired version keeps a late writer from committing that version again.
-
-What an external manifest store records of a version of a table. Imports no client of one.
 """
 
 from __future__ import annotations

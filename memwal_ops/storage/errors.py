@@ -1,14 +1,12 @@
-"""Classify errors of obstore, boto3 and pylance by their messages, and translate them to :mod:`memwal_ops.errors`.
+"""Classify errors of obstore, boto3 and pylance by their messages, and retry those that are transient.
 
 obstore has coarse error types and pylance hardly any (``OSError`` and ``ValueError`` with
 a message), but both quote the store's response in the same words, since both use the same
 Rust client. All code that depends on those messages is in this module. It does no I/O.
 
-Retry transient errors with jittered backoff, until a deadline.
-
-These are the only retries of requests: obstore's own is switched off (:mod:`memwal_ops.storage.metering`),
-so that the two do not multiply, and no conditional write is repeated without reading back.
-:mod:`memwal_ops.storage.errors` defines which errors are transient.
+Retries have jittered backoff and a deadline, and are the only ones of requests: obstore's own is switched off
+(:mod:`memwal_ops.storage.metering`), so that the two do not multiply, and no conditional write is repeated without
+reading back.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""The store on obstore: conditional writes, streamed listings, batch deletes.
+"""The store on obstore, for S3, GCS, Azure and memory; :mod:`memwal_ops.storage.local` derives the one on local files.
 
-For S3, GCS, Azure and memory; :mod:`memwal_ops.storage.local` derives the store on local files.
-
-Resume a listing after a failed page.
-
-obstore's stream cannot be used after an error. Stores list in the order of their keys, so a new
+obstore's stream of a listing cannot be used after an error. Stores list in the order of their keys, so a new
 stream that starts after the last object continues where the old one failed, and memory holds
 one page. The start of a listing is only a hint to the store: a server may ignore it
 (releases of Azurite did), so objects that sort before it are skipped here.
 
-Delete many objects in batches and report exactly which deletions failed.
-
-obstore reports one error for a whole batch, without the objects that failed. A failed batch
+obstore reports one error for a whole batch of deletions, without the objects that failed. A failed batch
 is therefore bisected until each failure has a path; k failures among n objects cost
 about k * log2(n) further requests. Deleting an absent object again is harmless. If the store refuses
 batches with these credentials, the objects are deleted one by one.

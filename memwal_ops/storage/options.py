@@ -1,10 +1,8 @@
-"""Parse storage options, and normalize each key to one canonical spelling.
+"""Parse storage options to one spelling of each key, and mask secrets in every string that leaves the process.
 
 The stores' client libraries accept several spellings of one option (``region``,
 ``aws_region``) and differ in which of them wins. Here each key gets one spelling, so that
 all other code can compare keys as strings. Neither I/O nor the environment is used.
-
-Mask secrets in every string that leaves the process: log lines, messages, reprs.
 
 Masked are values that were registered as secrets when options were resolved (:func:`remember`),
 and values that look like a secret by the name next to them. The latter is for messages of client

@@ -2,19 +2,13 @@
 
 Every commit to a Lance table depends on put-if-absent: if a store accepts the header and ignores it, two writers both
 publish version 7, and the second one overwrites the first one's rows. Formats with a single manifest object need
-compare-and-swap.
+compare-and-swap. Stores differ in how they expect an entity tag in ``If-Match``: Azurite quotes it in the response to
+HEAD and not in a listing, Ceph RGW 16.2 compares only the tag without quotes, RFC 9110 and AWS S3 require them. So tags
+are kept without quotes, and the spelling to send is tried out on the store.
 
-Cache, for a day and in the user's cache folder, which stores passed the probe of conditional writes.
-
-One small file for each store. Whatever cannot be read, is older than a day, comes from the future, or from another
-release of this package or of the client library, is ignored: the store is probed again. A failed probe is never
-cached, and with a folder that cannot be written, every process probes.
-
-Normalize entity tags, and find out how a store expects them in ``If-Match``.
-
-Azurite quotes a tag in the response to HEAD and not in a listing. Ceph RGW 16.2 compares
-``If-Match`` only with the tag without quotes, while RFC 9110 and AWS S3 require
-them. Tags are therefore kept without quotes, and the spelling to send is tried out on the store.
+Which stores passed is cached for a day in the user's cache folder, one small file for each. Whatever cannot be read, is
+older, comes from the future, or from another release of this package or of the client library, is ignored: the store is
+probed again. A failed probe is never cached, and with a folder that cannot be written, every process probes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Estimate the work of jobs on Lance tables, from the manifest and the indexes' entries alone.
+"""Summarize the backlog of a Lance table, and estimate the work of its jobs from the manifest and the indexes' entries.
 
 The rates are those of ``python -m benchmarks.plain`` (2 cores, local files): 5,000 fragments, three indexes, 2,000
 versions. On an object store each file costs requests, too.
-
-Summarize a Lance table: backlog metrics of its jobs, and blocked regions. Reads only.
 """
 
 from __future__ import annotations

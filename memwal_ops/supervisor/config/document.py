@@ -1,6 +1,6 @@
-"""Read a YAML file into values, with the line of each, and with ``${VARIABLE}`` substituted from the environment.
+"""Read a YAML file into values with the line of each, and explain what pydantic refuses by line and fix.
 
-Explain pydantic's validation errors with line and fix, and drop invalid values so that the rest can be checked.
+``${VARIABLE}`` is substituted from the environment. Invalid values are dropped, so that the rest can be checked.
 """
 
 from __future__ import annotations

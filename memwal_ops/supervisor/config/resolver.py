@@ -1,7 +1,4 @@
-"""Resolve a file of valid types to settings: merge its layers, and check what types alone cannot express.
-
-Merge the layers of one job on one table: the table's own entry over the defaults.
-"""
+"""Resolve a file of valid types to settings: merge its layers, and check what types alone cannot express."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""One member of a fleet: announce it, watch the others, and tell which tables it has.
+"""One member of a fleet: announce it, watch the others, and give the scheduler the tables that are its own.
 
 It works on a thread of its own, whose requests may take as long as they want: nothing waits for them. While the store
 of the fleet cannot be reached, a member keeps the tables that it had; one that never reached it has all of them.
 
 With a budget, it publishes what this supervisor uses, and hands on what the others do.
-
-Find the tables of the configuration, and give the scheduler those that are this supervisor's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Read what the other members of a fleet say of themselves, and count what they use (:class:`Reading`).
-
-Decide which members of a fleet live, and which of them has a table: pure functions of what was read.
+"""Read what the other members say of themselves (:class:`Reading`): who lives, who has a table, what all use.
 
 A member lives as long as the number of its newest record changes. That is measured by this process's own monotonic
 clock: no time that another machine wrote is compared. A member writes ``BEATS`` records within a heartbeat and is dead

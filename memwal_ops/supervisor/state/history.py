@@ -1,9 +1,7 @@
-"""Record the history of all runs, and answer what was asked of it: written when a run starts and when it ends.
+"""Record the history of all runs in a SQLite file, when one starts and when it ends, and answer what is asked of it.
 
 Runs that were in flight when a service was killed are ``running`` in the file; the next service, which holds the lock
 of the state folder, marks them as ``killed``. Runs are pruned by age and number.
-
-The SQLite file of the run history: opened, created, locked by others, of an earlier or a later release.
 
 In WAL mode a killed service loses nothing that it wrote. Another process may lock the file, such as a backup or the
 sqlite3 shell: the tables do not wait for it, and what could not be written is written before the next statement.

@@ -1,7 +1,4 @@
-"""The state of tables, jobs and runs in memory. Only the scheduler's thread writes it.
-
-The clock of the supervisor, which tests replace.
-"""
+"""The state of tables, jobs and runs in memory, and its clock. Only the scheduler's thread writes it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The messages between the supervisor and its worker processes: one JSON document per line, over pipes.
+"""The messages between the supervisor and its worker processes, one JSON document per line, over pipes; and their end.
 
 To the worker: ``run``, ``poll``, ``hold``, ``stop`` (no further step), ``quit``. From it: ``ready``, ``began``,
 ``progress``, ``log`` (a line of a run), ``done``; for one that a signal ended, ``opened``: what it opened last. Storage
 options are sent this way and not as arguments, which every user of a machine can read.
 
-End the processes that jobs leave behind. On Linux all descendants; elsewhere only the worker's process group.
+Processes that jobs leave behind are ended: on Linux all descendants; elsewhere only the worker's process group.
 """
 
 from __future__ import annotations

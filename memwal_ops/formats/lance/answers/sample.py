@@ -1,7 +1,4 @@
-"""Draw queries for an index: from rows of every fragment, and for all rows of those that the budget lets be read.
-
-Conditions on geometries are strips that together cover the plane, and places of drawn geometries.
-"""
+"""Draw queries for an index: from rows of every fragment, and for all rows of those that the budget lets be read."""
 
 from __future__ import annotations
 

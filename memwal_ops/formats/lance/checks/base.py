@@ -1,9 +1,4 @@
-"""Check the base table: the files of the newest version, the versions before it, and its transaction file.
-
-Check the MemWAL index: progress, catch-up entries, maintained indexes and the region snapshot against the rest.
-
-Check one region: its manifests and hint, the generations that it lists, and its write-ahead log.
-"""
+"""Check the newest version of a table with a log: its files and those before it, the MemWAL index, each region."""
 
 from __future__ import annotations
 

@@ -1,22 +1,20 @@
-"""Commit index segments of a plain table by pylance's own commit, which is rebased over concurrent commits.
+"""Commit by pylance, which rebases over concurrent commits: changes of a plain table, and compactions of any.
 
 There is no merge progress that a rebase could revert, and a commit of exactly V + 1 would starve if writers append
 in a loop. pylance's conflict check refuses conflicting changes: another change of the same index, or a rewrite of the
 fragments that the segments cover.
 
-Run what pylance calls back in the thread that waits for pylance.
-
-pylance calls back in threads of its own, in which nothing may call it again, nor another library with such threads: the
-process would be aborted. And a run's listener, its signals and its context belong to the thread of the run.
-
-Let pylance compute and rebase a commit, check the version that it would publish, and publish that by put-if-absent.
-
 pylance's compaction remaps indexes and publishes them in one call, after it published a version that reserves ids of
 fragments. So it cannot be aborted and its result published later. But pylance leaves publication to a namespace if the
 dataset was opened by one: it stores each version that it would publish under a temporary name, also each one that it
 rebased over concurrent commits, and the namespace gives it its number. Here that is done after a check of exactly that
-version, by the same conditional put as all other commits. A run that is killed in between leaves the temporary file,
-which looks like one of a table whose versions are recorded in DynamoDB: on S3 a mark tells that it need not be.
+version (:func:`commit_checked`), by the same conditional put as all other commits. A run that is killed in between
+leaves the temporary file, which looks like one of a table whose versions are recorded in DynamoDB: on S3 a mark tells
+that it need not be.
+
+pylance calls the namespace in threads of its own, in which nothing may call it again, nor another library with such
+threads: the process would be aborted. And a run's listener, its signals and its context belong to the thread of the
+run. So what it calls is run in the thread that waits for it (:class:`OwnThread`).
 """
 
 from __future__ import annotations

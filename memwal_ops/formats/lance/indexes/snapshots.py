@@ -1,13 +1,11 @@
-"""Read and encode region snapshots, which a table stores inside the MemWAL index or in a file of the index.
+"""Read and encode region snapshots, and verify the catch-up entries of indexes: both are in the MemWAL index.
 
 A snapshot speeds up reads and may be stale; each region's manifest is authoritative (S0-017). With it, a reader finds
-the regions by opening the table, without a listing.
+the regions by opening the table, without a listing. It is stored inside the index or in a file of it.
 
-Verify the catch-up entries (``index_catchup``) of an index against the fragments that it covers.
-
-An entry must never exceed the coverage. Not all writers maintain the list: pylance derives it at some commits, clears
-it at others, and leaves it unchanged when an update moves rows out of an index; older releases and the region layout do
-not derive it at all. Therefore the fragments are authoritative here.
+A catch-up entry (``index_catchup``) must never exceed the coverage of its index. Not all writers maintain the list:
+pylance derives it at some commits, clears it at others, and leaves it unchanged when an update moves rows out of an
+index; older releases and the region layout do not derive it at all. So the fragments are authoritative here.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Find the damaged file of the base table after an error of pylance that does not name it.
+"""Find the damaged files of the base table: before anything below the newest version is deleted, or after an error.
 
-pylance reads tags, data files and indexes without naming them in its errors: "EOF while parsing a value at
-line 5", "Invalid range 0..1436 for object of size 718 bytes". The files are checked only after such an error.
-
-Check that the newest version is complete, before anything below it is deleted.
-
-Timeline of the loss without it: a data file of version 6 is deleted by hand, or a deletion file is cut; versions 1 to 5
-read; ``expire`` deletes them, since they are old, and ``gc`` the generations that version 6 has merged; no version that
-reads is left, and no copy of the rows.
+Timeline of the loss without the check: a data file of version 6 is deleted by hand, or a deletion file is cut; versions
+1 to 5 read; ``expire`` deletes them, since they are old, and ``gc`` the generations that version 6 has merged; no
+version that reads is left, and no copy of the rows.
 
 Names and sizes are compared with listings. A file of which the version records no size is opened: a deletion file is
 read as a whole, a data or index file at its end (docs/jobs.md, "What is looked at"). So are files of older versions: a
 clean-up that deletes data before manifests leaves some that cannot be read if it is killed.
+
+pylance reads tags, data files and indexes without naming them in its errors: "EOF while parsing a value at
+line 5", "Invalid range 0..1436 for object of size 718 bytes". After such an error the file is searched for.
 """
 
 from __future__ import annotations

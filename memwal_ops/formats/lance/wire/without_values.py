@@ -1,10 +1,7 @@
 """Take out of manifests what may be a value of a row or a secret: keys, region values, predicates, free texts.
 
-Kept are numbers, ids, names of columns, indexes and files, and the settings of Lance and memwal-ops.
-
-Copy a protobuf message with the fields that are allowed, and no others.
-
-A list of forbidden fields would miss those that a later release of Lance adds; so unknown fields are left out too.
+Copied are the fields that are allowed: numbers, ids, names of columns, indexes and files, and the settings of Lance and
+memwal-ops. A list of forbidden fields would miss those that a later release of Lance adds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first and the last step of every engine's pass: open all generations, commit the written files.
+"""The passes of a merge: open all generations, commit the written files; and the local engine, of one process.
 
 Keys in two regions are refused over all generations that a run of several passes will merge. A pass sees only its own
 generations. Region A's row of key 5 is merged in pass 1; region B's row of key 5, which was written earlier, overwrites
@@ -6,7 +6,7 @@ it in pass 2: an older write wins, silently (S0-009). So a run that needs severa
 their keys before the first one. Rows that earlier runs merged have no region any more: a key in the base from one
 region, flushed later by another one, cannot be distinguished from an update.
 
-The local engine, of one process: open, collapse, locate, rewrite, commit. The first four only add files that no reader
+The steps of a pass: open, collapse, locate, rewrite, commit. The first four only add files that no reader
 sees; the last publishes data, deletions and progress of every region of the pass as one atomic version.
 """
 

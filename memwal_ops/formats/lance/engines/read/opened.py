@@ -1,7 +1,7 @@
-"""Cache opened generations and their bloom filters between a reader's calls.
+"""Cache opened generations and their bloom filters between a reader's calls, and describe the plans of a reader.
 
-The cache needs no invalidation: generations never change, and their directories have random names. Also the plans of a
-reader, with the specification's names of nodes (S0-202 to S0-206).
+The cache needs no invalidation: generations never change, and their directories have random names. The nodes of plans
+have the specification's names (S0-202 to S0-206).
 """
 
 from __future__ import annotations
