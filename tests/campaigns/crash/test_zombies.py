@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Before which step of the commit the others come: it is stalled there.
-STEPS = ["_build_detached", "_verify_readable", "publish"]
+STEPS = ["_build_detached", "_refuse_unreadable", "publish"]
 
 
 @pytest.fixture

@@ -4,23 +4,19 @@ Why not pylance's own commit? It rebases: a transaction computed at version V is
 whenever its conflict check finds no overlap, and that check does not consider merge progress. Deleted rows come back,
 rows are there twice, or progress is lost; docs/protocol.md has the three timelines, each kept as a contract test.
 
-Therefore pylance builds the new version in a local folder (:mod:`memwal_ops.formats.lance.commit.commit`), or
-under a detached name, which no reader opens; the version number and the progress are stamped into it; pylance opens
-the stamped manifest once to verify that it is readable; and one put-if-absent publishes it as V+1. The second of two
-writers finds the name taken, reads everything again and replans. Progress, data and deletions of all regions of a
-pass are one version: none of them is ever visible without the others.
+Therefore pylance builds the new version where no reader opens it; the version number and the progress are stamped into
+it; pylance opens the stamped manifest once to verify that it is readable; and one put-if-absent publishes it as V+1.
+The second of two writers finds the name taken, reads everything again and replans. Progress, data and deletions of all
+regions of a pass are one version: none of them is ever visible without the others.
 
-A change of indexes alone (region snapshots, catch-up, an index that was brought up to date) needs no detached version:
+pylance needs no data file to build or to open a version. So for a table in an object store it does both in a local
+folder that has only a manifest, without a request. If that fails, and for a local table, it does them in the table,
+under a detached name.
+
+A change of indexes alone (region snapshots, catch-up, an index that was brought up to date) is not built by pylance:
 :func:`commit_indexes` copies the newest manifest, including unknown fields, replaces index entries, and publishes in
 the same way. pylance's own commit of such a change reverts a concurrent merge's progress without a conflict
 (docs/upstream/stale_index_commit_takes_progress_back.py).
-
-Let pylance build and open versions that are not published.
-
-In a local folder that has only a manifest: pylance needs no data file to build or to open a version. So for a table in
-an object store, both are possible without a request. If anything fails there, they are done at the store instead.
-
-In the table, under a detached name, which no reader opens: to ask an index of a version for rows.
 """
 
 from __future__ import annotations
@@ -91,10 +87,10 @@ if TYPE_CHECKING:
 
 
 class LocalBuild(NamedTuple):
-    """A version that pylance built, and the content of its transaction file."""
+    """A version that pylance built, and the content of its transaction file; None: that is in the table."""
 
     version: VersionManifest
-    transaction: bytes
+    transaction: bytes | None
 
 
 def build_locally(table: Table, transaction: lance.Transaction) -> LocalBuild | None:
@@ -172,18 +168,10 @@ def opened_with(
     section = table_pb2.IndexSection(indices=[*kept, *entries])
     transaction.create_index.new_indices.extend(section.indices)
     manifest = deepcopy(table.manifest.manifest)
-    manifest.version = uuid.uuid4().int >> 65 | DETACHED
     manifest.transaction_file = ""
     trial = replace(table.manifest, manifest=manifest, indexes=section, transaction=transaction)
-    path = f"{VERSIONS_FOLDER}/{detached_manifest_name(int(manifest.version))}"
-    try:
-        table.store.put(path, encode_version_manifest(trial))
-        with lance_errors("open a version that is not published of", table.location.uri):
-            # Of a table with entries in DynamoDB, pylance would record the version there: the newest from then on.
-            dataset = open_dataset(table.location.plain, version=int(manifest.version))
+    with _detached(table, trial) as dataset:
         yield dataset
-    finally:
-        table.discard([path])
 
 
 __all__ = [
@@ -317,32 +305,13 @@ def commit_strict(
         InvariantViolatedError: progress would decrease, or pylance does not read the version as it was built.
     """
     check_committable(table)
-    version = table.version + 1
-    local = build_locally(table, _transaction(table, operation, note))
-    detached = _detached_number() if local else _build_detached(table, operation, note)
-    detached_path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
-    temporary = [] if local else [detached_path]  # deleted at the end, whatever it is
-    try:
-        built = local.version if local else decode_version_manifest(table.store.get(detached_path))
-        transaction_file = f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}"
-        temporary.append(transaction_file)
-        _refuse_rebased(table, built, version)
-        stamped = stamp_progress(built, table.manifest, progress, version=version, records=records)
+    with _built_by_pylance(table, operation, note) as built:
+        _refuse_rebased(table, built.version, table.version + 1)
+        stamped = stamp_progress(built.version, table.manifest, progress, version=table.version + 1, records=records)
         data = _encoded(table, stamped)
-        if local is not None:
-            table.store.put(transaction_file, local.transaction)
-        if not _is_readable_locally(table, stamped):
-            if local:
-                temporary.insert(0, detached_path)
-            _verify_readable(table, stamped, detached, detached_path)
-        _last_checks(table, stamped, raises_progress=bool(progress))
-        temporary.remove(transaction_file)  # from here on a version may refer to it
-        publish(table, data, version)
-    finally:
-        table.discard(temporary)
-    verify_in_history(table, stamped, progress)
-    advance_hint(table, version)
-    return version
+        _refuse_unreadable(table, stamped)
+        _publish(table, stamped, data, built.transaction)
+    return _published(table, stamped)
 
 
 def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
@@ -363,7 +332,8 @@ def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
     built = replace(built, manifest=change.applied_to(built.manifest))
     data = _encoded(table, built)
     _check_only_indexes_changed(table, data, built, change)
-    return _publish_built(table, built, data, transaction)
+    _publish(table, built, data, _serialized(transaction))
+    return _published(table, built)
 
 
 def publish_change(
@@ -398,14 +368,9 @@ def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.
     check_rewritable(table)
     built = _next_version(replace(content, manifest=_numbered(content.manifest, table.version)), transaction)
     data = _encoded(table, built)
-    if not _is_readable_locally(table, built):
-        detached = _detached_number()
-        path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
-        try:
-            _verify_readable(table, built, detached, path)
-        finally:
-            table.discard([path])
-    return _publish_built(table, built, data, transaction)
+    _refuse_unreadable(table, built)
+    _publish(table, built, data, _serialized(transaction))
+    return _published(table, built)
 
 
 def commit_change(table: Table, change: IndexChange, note: CommitNote) -> int:
@@ -468,30 +433,44 @@ def _numbered(manifest: table_pb2.Manifest, version: int) -> table_pb2.Manifest:
     return numbered
 
 
-def _publish_built(table: Table, built: VersionManifest, data: bytes, transaction: table_pb2.Transaction) -> int:
-    version = table.version + 1
-    name = built.manifest.transaction_file
-    files = [f"{TRANSACTIONS_FOLDER}/{name}"] if name else []
-    for file in files:
-        # Releases that find no transaction inside the manifest look for this file when they rebase.
-        table.store.put(file, transaction.SerializeToString(deterministic=True))
+def _serialized(transaction: table_pb2.Transaction) -> bytes:
+    return transaction.SerializeToString(deterministic=True)
+
+
+def _publish(table: Table, built: VersionManifest, data: bytes, transaction: bytes | None) -> None:
+    """Publish ``data`` as the version after ``table``'s, right after a check that all it is built on is there.
+
+    ``transaction`` is the content of its transaction file; None: pylance wrote that. Releases that find no transaction
+    inside the manifest look for this file when they rebase.
+    """
+    files = []
+    if transaction is not None and built.manifest.transaction_file:
+        files = [f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}"]
+        table.store.put(files[0], transaction)
     with deleted_unless_named(lambda: table.discard(files)):
-        changed = merge_progress(built.indexes) != merge_progress(table.manifest.indexes)
-        _last_checks(table, built, raises_progress=changed)
-        publish(table, data, version)
-    verify_in_history(table, built, {})
-    advance_hint(table, version)
-    return version
+        added = added_files(table, built)
+        refuse_missing_files(table, added)
+        refuse_wrong_deletions(table, built, added)
+        if _raised_progress(table, built):
+            drop_contradicted(table, merge_progress(table.manifest.indexes))
+        refuse_if_not_newest(table, table.version + 1)
+        publish(table, data, table.version + 1)
 
 
-def _last_checks(table: Table, built: VersionManifest, *, raises_progress: bool) -> None:
-    """Check right before a version is published that what it is built on is there, and drop records that it refutes."""
-    added = added_files(table, built)
-    refuse_missing_files(table, added)
-    refuse_wrong_deletions(table, built, added)
-    if raises_progress:
-        drop_contradicted(table, merge_progress(table.manifest.indexes))
-    refuse_if_not_newest(table, table.version + 1)
+def _published(table: Table, built: VersionManifest) -> int:
+    """The number of the published version, once it is known to be in the table's history."""
+    verify_in_history(table, built, _raised_progress(table, built))
+    advance_hint(table, table.version + 1)
+    return table.version + 1
+
+
+def _raised_progress(table: Table, built: VersionManifest) -> Mapping[UUID, int]:
+    before = merge_progress(table.manifest.indexes)
+    return {
+        region_id: generation
+        for region_id, generation in merge_progress(built.indexes).items()
+        if generation > before.get(region_id, 0)
+    }
 
 
 def _changed_section(
@@ -545,23 +524,35 @@ def _check_only_indexes_changed(table: Table, data: bytes, built: VersionManifes
         raise InvariantViolatedError(f"The new version of {table.location.uri} differs in more than its indexes.")
 
 
-def _transaction(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> lance.Transaction:
-    return lance.Transaction(read_version=table.version, operation=operation, transaction_properties=note.properties())
+@contextmanager
+def _built_by_pylance(
+    table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote
+) -> Iterator[LocalBuild]:
+    """The version that pylance builds on ``table``'s, in a local folder, or under a detached name until the end."""
+    wanted = lance.Transaction(
+        read_version=table.version, operation=operation, transaction_properties=note.properties()
+    )
+    if (local := build_locally(table, wanted)) is not None:
+        yield local
+        return
+    path = f"{VERSIONS_FOLDER}/{detached_manifest_name(_build_detached(table, wanted))}"
+    try:
+        built = decode_version_manifest(table.store.get(path))
+        transaction_file = f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}"
+        with deleted_unless_named(lambda: table.discard([transaction_file])):
+            yield LocalBuild(built, None)
+    finally:
+        table.discard([path])
 
 
-def _detached_number() -> int:
-    return uuid.uuid4().int >> 65 | DETACHED
-
-
-def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> int:
+def _build_detached(table: Table, transaction: lance.Transaction) -> int:
     """Let pylance build the version under a detached name, which no reader opens.
 
     pylance refuses if another writer's commit conflicts; that is handled like any other commit conflict.
     """
     try:
         with lance_errors("build the new version of", table.location.uri):
-            dataset = lance.LanceDataset.commit(table.handle.get(), _transaction(table, operation, note), detached=True)
-            return int(dataset.version)
+            return int(lance.LanceDataset.commit(table.handle.get(), transaction, detached=True).version)
     except StorageError as error:
         if is_taken(table, table.version + 1):
             raise commit_lost(table, table.version + 1) from error
@@ -593,26 +584,33 @@ def _encoded(table: Table, built: VersionManifest) -> bytes:
     return data
 
 
-def _verify_readable(table: Table, stamped: VersionManifest, detached: int, path: str) -> None:
-    """Let pylance open the stamped manifest, still under the detached name, and compare fragments and indexes.
+def _refuse_unreadable(table: Table, built: VersionManifest) -> None:
+    """Let pylance open the manifest, in a local folder or under a detached name, and compare fragments and indexes.
 
-    The manifest was encoded here, not by pylance: if the encoding ever disagrees with a release of
-    Lance, this check fails before anything is published.
+    It was encoded here, not by pylance: if the encoding ever disagrees with a release of Lance, this check fails before
+    anything is published.
     """
-    trial = deepcopy(stamped.manifest)
-    trial.version = detached
-    table.store.put(path, encode_version_manifest(replace(stamped, manifest=trial)))
-    with lance_errors("open the stamped version of", table.location.uri):
-        fragments, indexes = fragments_and_indexes(open_dataset(table.location, version=detached))
-    _compare(table, stamped, fragments, indexes)
+    read = open_locally(table, built)
+    if read is None:
+        with _detached(table, built) as dataset:
+            read = fragments_and_indexes(dataset)
+    _compare(table, built, *read)
 
 
-def _is_readable_locally(table: Table, stamped: VersionManifest) -> bool:
-    """Verify the same in a local folder, without a request; False if that is not possible."""
-    read = open_locally(table, stamped)
-    if read is not None:
-        _compare(table, stamped, *read)
-    return read is not None
+@contextmanager
+def _detached(table: Table, built: VersionManifest) -> Iterator[lance.LanceDataset]:
+    """A version opened under a detached name, which no reader opens, and which is deleted on the way out."""
+    trial = deepcopy(built.manifest)
+    trial.version = uuid.uuid4().int >> 65 | DETACHED
+    path = f"{VERSIONS_FOLDER}/{detached_manifest_name(int(trial.version))}"
+    try:
+        table.store.put(path, encode_version_manifest(replace(built, manifest=trial)))
+        with lance_errors("open a version that is not published of", table.location.uri):
+            # Of a table with entries in DynamoDB, pylance would record the version there: the newest from then on.
+            dataset = open_dataset(table.location.plain, version=int(trial.version))
+        yield dataset
+    finally:
+        table.discard([path])
 
 
 def _compare(table: Table, stamped: VersionManifest, fragments: list[int], indexes: set[str]) -> None:

@@ -84,7 +84,7 @@ def table_on(manifest: VersionManifest | None = None, log: list[Any] | None = No
         "dataset": "version 4",
         "manifest": manifest or version_4(),
         "naming": NamingScheme.V2,
-        "location": SimpleNamespace(uri="memory://t", scheme="memory", dynamodb_table=None),
+        "location": SimpleNamespace(uri="memory://t", plain="memory://t", scheme="memory", dynamodb_table=None),
         "index": SimpleNamespace(merged_generations={REGION: 3}),
         "store": Store(log),
         "discard": lambda paths: log.append(("discard", *paths)),
@@ -137,67 +137,78 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "added_files", lambda table, built: frozenset())  # tests/integration/.../test_commit.py
     monkeypatch.setattr(module, "refuse_missing_files", lambda table, added: None)
     monkeypatch.setattr(module, "refuse_wrong_deletions", lambda table, built, added: None)
+    stamped = version_4(progress=5)
     step("check_committable")
     step("_build_detached", DETACHED)
     step("_refuse_rebased")
-    step("stamp_progress", "stamped")
+    step("stamp_progress", stamped)
     step("_encoded", "encoded stamped")
-    step("_verify_readable")
+    step("_refuse_unreadable")
     step("drop_contradicted")
     step("refuse_if_not_newest")
     step("publish")
     step("verify_in_history")
     step("advance_hint")
     monkeypatch.setattr(module, "decode_version_manifest", lambda data: built if DETACHED_FILE in data else None)
-    return SimpleNamespace(log=log, firsts=firsts, faults=faults, built=built)
+    return SimpleNamespace(log=log, firsts=firsts, faults=faults, built=built, stamped=stamped)
 
 
 def test_data_and_progress_are_published_together(steps: Any) -> None:
     table = table_on(log=steps.log)
     progress = {REGION: 5}
     assert commit_strict(table, "operation", progress, NOTE, records={REGION: "record"}) == 5  # type: ignore[arg-type, dict-item]
+    transaction = steps.log[1][1]
+    assert (transaction.read_version, transaction.operation) == (4, "operation")
+    assert transaction.transaction_properties == NOTE.properties()
     assert steps.log == [
         ("check_committable",),
-        ("_build_detached", "operation", NOTE),
+        ("_build_detached", transaction),
         ("get", DETACHED_FILE),
         ("_refuse_rebased", steps.built, 5),
         ("stamp_progress", table.manifest, progress, ("records", {REGION: "record"}), ("version", 5)),
-        ("_encoded", "stamped"),
-        ("_verify_readable", "stamped", DETACHED, DETACHED_FILE),
+        ("_encoded", steps.stamped),
+        ("_refuse_unreadable", steps.stamped),
         ("drop_contradicted", {REGION: 3}),
         ("refuse_if_not_newest", 5),
         ("publish", "encoded stamped", 5),
         ("discard", DETACHED_FILE),
-        ("verify_in_history", "stamped", progress),
+        ("verify_in_history", steps.stamped, progress),
         ("advance_hint", 5),
     ]
-    assert [one is table for one in steps.firsts] == [True, True, True, False, *[True] * 7]
+    assert [first is table for first in steps.firsts] == [True, True, True, False, *[True] * 7]
     assert steps.firsts[3] is steps.built
 
 
+BEFORE_PUBLISHING = [
+    "_refuse_rebased",
+    "stamp_progress",
+    "_encoded",
+    "_refuse_unreadable",
+    "drop_contradicted",
+    "refuse_if_not_newest",
+    "publish",
+]
+
+
+@pytest.mark.parametrize("fault", BEFORE_PUBLISHING)
 @pytest.mark.parametrize(
-    ("fault", "discarded"),
+    ("error", "named"),
     [
-        ("_refuse_rebased", (DETACHED_FILE, FILE)),
-        ("stamp_progress", (DETACHED_FILE, FILE)),
-        ("_encoded", (DETACHED_FILE, FILE)),
-        ("_verify_readable", (DETACHED_FILE, FILE)),
-        ("drop_contradicted", (DETACHED_FILE, FILE)),
-        ("refuse_if_not_newest", (DETACHED_FILE, FILE)),
-        # A version may refer to the transaction file.
-        ("publish", (DETACHED_FILE,)),
+        (CommitLostError("late"), False),
+        (StorageError("no answer"), False),
+        (CommitLostError("late", files_unreferenced=False), True),
+        (CommitStateUnknownError("no answer"), True),
+        (KeyboardInterrupt(), True),
     ],
 )
-@pytest.mark.parametrize("error", [CommitLostError("late"), CommitStateUnknownError("no answer"), KeyboardInterrupt()])
-def test_what_a_commit_leaves_where_it_fails(
-    steps: Any, fault: str, discarded: tuple[str, ...], error: BaseException
-) -> None:
+def test_what_a_commit_leaves_where_it_fails(steps: Any, fault: str, error: BaseException, named: bool) -> None:
+    """The transaction file stays where a version may refer to it."""
     steps.faults[fault] = error
     with pytest.raises(type(error)):
         commit_strict(table_on(log=steps.log), "operation", {REGION: 5}, NOTE)  # type: ignore[arg-type]
-    names = [one[0] for one in steps.log]
-    assert names[-2:] == [fault, "discard"]
-    assert steps.log[-1] == ("discard", *discarded)
+    done = [step[0] for step in steps.log]
+    after = [path for _, *paths in steps.log[done.index(fault) + 1 :] for path in paths]
+    assert after == ([DETACHED_FILE] if named else [FILE, DETACHED_FILE])
 
 
 @pytest.mark.parametrize("fault", ["check_committable", "_build_detached"])
@@ -418,12 +429,12 @@ def test_pylance_builds_a_version_that_no_reader_opens(monkeypatch: pytest.Monke
     table = table_on()
     monkeypatch.setattr(lance.LanceDataset, "commit", commit)
     operation = lance.LanceOperation.Append([])
-    assert module._build_detached(table, operation, NOTE) == DETACHED
+    wanted = lance.Transaction(read_version=4, operation=operation)
+    assert module._build_detached(table, wanted) == DETACHED
     [((pinned, transaction), named)] = calls
     assert pinned is table.dataset, "a version that was published since is not built upon"
     assert named == {"detached": True}
-    assert (transaction.read_version, transaction.operation) == (4, operation)
-    assert transaction.transaction_properties == NOTE.properties()
+    assert transaction is wanted
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -440,7 +451,7 @@ def test_a_conflict_of_pylance_is_a_commit_that_was_lost(taken: bool, monkeypatc
     monkeypatch.setattr(lance.LanceDataset, "commit", refused)
     monkeypatch.setattr(module, "is_taken", is_taken)
     with pytest.raises(CommitLostError if taken else StorageError) as raised:
-        module._build_detached(table_on(), lance.LanceOperation.Append([]), NOTE)
+        module._build_detached(table_on(), lance.Transaction(4, lance.LanceOperation.Append([])))
     assert asked == [5]
     assert isinstance(raised.value.__cause__, StorageError if taken else OSError)
 
@@ -484,15 +495,17 @@ def test_what_pylance_reads_back_is_what_was_stamped(
 
     monkeypatch.setattr(module, "open_dataset", open_dataset)
     if right:
-        module._verify_readable(table, stamped, DETACHED, DETACHED_FILE)
+        module._refuse_unreadable(table, stamped)
     else:
         with pytest.raises(InvariantViolatedError, match="does not read back as it was built"):
-            module._verify_readable(table, stamped, DETACHED, DETACHED_FILE)
-    assert opened == [(table.location, DETACHED)]
-    [(_, path, data)] = log
+            module._refuse_unreadable(table, stamped)
+    [(_, path, data), discarded] = log
     written = decode_version_manifest(data)
-    assert path == DETACHED_FILE
-    assert written.manifest.version == DETACHED
+    detached = written.manifest.version
+    assert opened == [(table.location.plain, detached)]
+    assert path == f"_versions/{detached_manifest_name(detached)}"
+    assert discarded == ("discard", path)
+    assert detached >> 63, "no reader opens it"
     assert stamped.manifest.version == 4, "only the copy has the detached number"
     assert encode_version_manifest(replace(written, manifest=stamped.manifest)) == encode_version_manifest(stamped)
 
@@ -500,5 +513,5 @@ def test_what_pylance_reads_back_is_what_was_stamped(
 def test_a_stamped_version_without_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Mock(return_value=Opened([1], []))
     monkeypatch.setattr(module, "open_dataset", opened)
-    module._verify_readable(table_on(), replace(version_4(), indexes=None), DETACHED, DETACHED_FILE)
+    module._refuse_unreadable(table_on(), replace(version_4(), indexes=None))
     opened.assert_called_once()
