@@ -41,3 +41,32 @@ def test_a_class_has_a_name_of_its_own() -> None:
     shared = {name: found for name, found in modules.items() if len(found) > 1}
     assert len(modules) > 500
     assert len(shared) <= 10, shared
+
+
+# What an oracle may import of the package: nothing of what it judges.
+ORACLES = {
+    "support/tables/model.py": set(),
+    "support/lm_diskann/decoder.py": set(),
+    "campaigns/sim/landed.py": set(),
+    "campaigns/traces/protocol.py": set(),
+    "campaigns/zeppelin/witness.py": {"memwal_ops.storage.wrapper"},
+    # The readers are among what is judged: their rows are compared with those that were written.
+    "campaigns/pairs/oracle.py": {"memwal_ops.errors", "memwal_ops.legacy", "memwal_ops.memwal"},
+}
+
+
+@pytest.mark.parametrize("path", ORACLES)
+def test_an_oracle_shares_no_code_with_what_it_judges(path: str) -> None:
+    tree = ast.parse((Path(__file__).parents[1] / path).read_text())
+    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert {name for name in imported if name.startswith("memwal_ops")} <= ORACLES[path]
+
+
+def test_the_byte_search_of_a_certificate_shares_no_code_with_an_erasure(imports: grimp.ImportGraph) -> None:
+    searches = ("memwal_ops.core.byte_scan", "memwal_ops.formats.lance.jobs.erase.scan")
+    finds = {"memwal_ops.formats.lance.jobs.erase." + name for name in ("job", "log", "target")}
+    finds |= {name for name in imports.modules if name.startswith("memwal_ops.formats.lance.commit")}
+    assert finds <= imports.modules
+    for search in searches:
+        assert not finds & imports.find_modules_directly_imported_by(search)
