@@ -82,23 +82,25 @@ def scan(
         remedy = f"It is a table itself: memwal-ops scan {shlex.quote(str(database))}" if is_table else None
         raise errors.TableNotFoundError(nothing, remedy=remedy)
     past = RunHistory()
-    found = [one for uri in tables for one in _scanned(uri, storage_options, past, stubs=database is not None)]
-    scanned = sorted((one for one in found if isinstance(one, maintain.Scanned)), key=lambda one: not one.answers)
-    skipped += [one for one in found if isinstance(one, maintain.NotATable)]
-    opened = [one for one in scanned if one.revision is not None]
+    found = [result for uri in tables for result in _scanned(uri, storage_options, past, stubs=database is not None)]
+    scanned = sorted(
+        (result for result in found if isinstance(result, maintain.Scanned)), key=lambda result: not result.answers
+    )
+    skipped += [result for result in found if isinstance(result, maintain.NotATable)]
+    opened = [table for table in scanned if table.revision is not None]
     entries = entries or [
-        f"uri: {config_init.quoted(config_init.absolute(one.uri))}" for one in opened if not _branch_of(one.uri)
+        f"uri: {config_init.quoted(config_init.absolute(table.uri))}" for table in opened if not _branch_of(table.uri)
     ]
-    branched = any(_branch_of(one.uri) for one in scanned)
-    deletes = dict.fromkeys(job for one in opened for job in one.deletes)
+    branched = any(_branch_of(table.uri) for table in scanned)
+    deletes = dict.fromkeys(job for table in opened for job in table.deletes)
     configuration = _configuration(entries, [*deletes], branched=branched) if entries else ""
     document = {
-        "tables": [one.to_json() for one in scanned],
-        "skipped": [one.to_json() for one in skipped],
+        "tables": [table.to_json() for table in scanned],
+        "skipped": [folder.to_json() for folder in skipped],
         "configuration": configuration,
     }
     echo_result(document, _describe(scanned, skipped, configuration), as_json=as_json)
-    return errors.worst_exit_code(error.exit_code for one in scanned for _, error in one.errors)
+    return errors.worst_exit_code(error.exit_code for table in scanned for _, error in table.errors)
 
 
 def _with_nested(catalog: Catalog) -> tuple[list[Catalog], maintain.NotATable | None]:
@@ -119,7 +121,7 @@ def _scanned(
     if not isinstance(found, maintain.Scanned) or found.revision is None:
         return
     try:
-        names = [one.name for one in registry.branches(uri, options)]
+        names = [branch.name for branch in registry.branches(uri, options)]
     except errors.MemwalOpsError as error:
         yield maintain.Scanned(uri, errors=((None, error),))
         return
@@ -142,7 +144,7 @@ def _scan(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -
 def _describe(scanned: Sequence[maintain.Scanned], skipped: Sequence[maintain.NotATable], configuration: str) -> str:
     rows = [
         (
-            _name(one.uri),
+            _name(table.uri),
             need.job,
             need.what,
             "unknown" if need.rows is None else f"{need.rows:,}" if need.rows else "",
@@ -150,30 +152,30 @@ def _describe(scanned: Sequence[maintain.Scanned], skipped: Sequence[maintain.No
             _size(need.later),
             (need.by or "")[:10],
         )
-        for one in scanned
-        for need in one.needs
+        for table in scanned
+        for need in table.needs
     ]
-    opened = [one for one in scanned if one.revision is not None]
-    parts = [_bad(one, bad) for one in opened for bad in one.answers]
+    opened = [table for table in scanned if table.revision is not None]
+    parts = [_bad(table, bad) for table in opened for bad in table.answers]
     parts += [_summary(opened)] if opened else []
     if rows:
         headings = ("table", "job", "it would", "rows", "frees", "later", "by")
         parts.append(text.grid(headings, rows, words=headings[:3]))
-    if told := describe_outlooks([one.outlook for one in opened]):
+    if told := describe_outlooks([table.outlook for table in opened]):
         parts.append(told)
-    for one in scanned:
-        for part in one.blocked[:_MAX_BLOCKED]:
-            what = f"{_name(one.uri)}: {part.part or 'the table'}: {part.reason}: {part.detail}"
+    for table in scanned:
+        for part in table.blocked[:_MAX_BLOCKED]:
+            what = f"{_name(table.uri)}: {part.part or 'the table'}: {part.reason}: {part.detail}"
             parts.append(text.paragraph(f"BLOCKED: {what}", hanging="  "))
-        if (more := len(one.blocked) - _MAX_BLOCKED) > 0:
-            parts.append(f"BLOCKED: {_name(one.uri)}: {more:,} more (memwal-ops inspect URI).")
-        for job, error in one.errors:
-            what = f"{_name(one.uri)}, {job}" if job else _name(one.uri)
+        if (more := len(table.blocked) - _MAX_BLOCKED) > 0:
+            parts.append(f"BLOCKED: {_name(table.uri)}: {more:,} more (memwal-ops inspect URI).")
+        for job, error in table.errors:
+            what = f"{_name(table.uri)}, {job}" if job else _name(table.uri)
             parts.append(text.paragraph(f"NOT SCANNED: {what}: {error.reason}: {error} {error.remedy}", hanging="  "))
     parts += _writers(opened)
     parts += [
-        text.paragraph(f"SKIPPED: {_name(one.uri)}: {one.why} {one.remedy}", hanging="  ")
-        for one in skipped[:_MAX_SKIPPED]
+        text.paragraph(f"SKIPPED: {_name(folder.uri)}: {folder.why} {folder.remedy}", hanging="  ")
+        for folder in skipped[:_MAX_SKIPPED]
     ]
     if (more := len(skipped) - _MAX_SKIPPED) > 0:
         parts.append(f"SKIPPED: {more:,} more (--json lists them).")
@@ -182,18 +184,20 @@ def _describe(scanned: Sequence[maintain.Scanned], skipped: Sequence[maintain.No
     return "\n\n".join(parts)
 
 
-def _bad(one: maintain.Scanned, bad: BadAnswers) -> str:
-    lines = [text.paragraph(f"{'WRONG' if bad.wrong else 'RECALL'}: {_name(one.uri)}: {bad.describe()}", hanging="  ")]
-    lines.append(text.paragraph(text.for_table(bad.remedy, one.uri), indent="  ", hanging="  "))
+def _bad(table: maintain.Scanned, bad: BadAnswers) -> str:
+    lines = [
+        text.paragraph(f"{'WRONG' if bad.wrong else 'RECALL'}: {_name(table.uri)}: {bad.describe()}", hanging="  ")
+    ]
+    lines.append(text.paragraph(text.for_table(bad.remedy, table.uri), indent="  ", hanging="  "))
     return "\n".join([*lines, f"  See {page_path(PAGE)}"])
 
 
 def _writers(scanned: Sequence[maintain.Scanned]) -> list[str]:
     """For each release the tables that it wrote last."""
     written: dict[str, list[str]] = {}
-    for one in scanned:
-        if one.last_writer is not None:
-            written.setdefault(one.last_writer, []).append(_name(one.uri))
+    for table in scanned:
+        if table.last_writer is not None:
+            written.setdefault(table.last_writer, []).append(_name(table.uri))
     shown = {writer: names[:_MAX_WRITTEN] for writer, names in written.items()}
     more = {writer: len(names) - _MAX_WRITTEN for writer, names in written.items()}
     return [
@@ -207,20 +211,20 @@ def _writers(scanned: Sequence[maintain.Scanned]) -> list[str]:
 
 def _summary(scanned: Sequence[maintain.Scanned]) -> str:
     """The levels of the tables, as ``status`` counts them, and what jobs would do whether it is urgent or not."""
-    counts = Counter(findings.WORDS[_level(one)] for one in scanned)
+    counts = Counter(findings.WORDS[_level(table)] for table in scanned)
     levels = ", ".join(f"{counts[word]:,} {word}" for word in findings.WORDS.values() if counts[word])
-    needs = [need for one in scanned for need in one.needs]
-    needy = sum(any(need.now for need in one.needs) for one in scanned)
+    needs = [need for table in scanned for need in table.needs]
+    needy = sum(any(need.now for need in table.needs) for table in scanned)
     freed = f"{text.size_text(sum(need.frees for need in needs))} would be freed now"
     if last := max((need.by for need in needs if need.by is not None), default=None):
         freed += f", up to {text.size_text(sum(need.later for need in needs))} more by {last[:10]}"
     return f"{text.counted(len(scanned), 'table')}: {levels}; jobs have work on {needy:,}; {freed}."
 
 
-def _level(one: maintain.Scanned) -> int:
-    if one.errors or one.blocked or any(bad.wrong for bad in one.answers):
+def _level(table: maintain.Scanned) -> int:
+    if table.errors or table.blocked or any(bad.wrong for bad in table.answers):
         return findings.CRITICAL
-    return max(findings.WARNING if one.answers else 0, findings.DEFAULT_LIMITS.level(one.backlog))
+    return max(findings.WARNING if table.answers else 0, findings.DEFAULT_LIMITS.level(table.backlog))
 
 
 def _name(uri: str) -> str:

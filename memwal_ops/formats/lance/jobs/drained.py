@@ -24,7 +24,6 @@ from memwal_ops.core.documents import document
 from memwal_ops.formats.lance.commit.commit import CommitLostError, publish_progress
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, chunks_with_keys
 from memwal_ops.formats.lance.files import blobs, datasets, versions
-from memwal_ops.formats.lance.files.datasets import STORE_ERRORS
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
@@ -215,7 +214,9 @@ def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
         doubted |= {key for key in asked - merged if had.get(key, _GONE) & wrong[key].older}
         wrong = {key: write for key, write in wrong.items() if key not in merged - unknown}
     newest, before = table.region(region_id).latest(), table.index.merged_generations.get(region_id, 0)
-    pending = [generation_ref(region_id, one) for one in newest.unmerged(before) if one.generation < first]
+    pending = [
+        generation_ref(region_id, generation) for generation in newest.unmerged(before) if generation.generation < first
+    ]
     in_base = len(writes) - len(wrong)
     if out_of_order := fault.out_of_order(pending):  # merged after them, those would put older rows over all of these
         wrong, unknown = writes, set()
@@ -290,7 +291,7 @@ def _logged(table: Table, manifest: RegionManifest, first: int, ends: Mapping[in
         if entry is None or size > _MAX_BYTES or rows > _MAX_ROWS:
             return None if needed else parts
         if entry.rows.num_rows:
-            generation = min((one for one, end in ends.items() if end >= number), default=last + 1)
+            generation = min((listed for listed, end in ends.items() if end >= number), default=last + 1)
             part = _part(table, generation, entry.rows, number)
             if part is None:
                 return None if needed else parts
@@ -309,7 +310,7 @@ def _folder(table: Table, region_id: UUID, flushed: FlushedGeneration) -> _Part 
         batches = opened.read_rows(max_bytes=_MAX_BYTES)
         rows = [part for batch in batches for part in opened.projected(batch, max_bytes=_MAX_BYTES)]
     except errors.MemwalOpsError as error:
-        if isinstance(error, STORE_ERRORS):
+        if isinstance(error, datasets.STORE_ERRORS):
             raise
         return None
     if not rows:
@@ -327,8 +328,8 @@ def _part(table: Table, generation: int, rows: pa.Table, entry: int | None = Non
         return None
     try:
         columns = [
-            rows.column(one.name).cast(one.type) if one.name in names else pa.nulls(rows.num_rows, one.type)
-            for one in base
+            rows.column(field.name).cast(field.type) if field.name in names else pa.nulls(rows.num_rows, field.type)
+            for field in base
         ]
     except pa.ArrowException:
         return None
@@ -367,7 +368,11 @@ def _rows_of(
         return digests  # of other columns: an earlier version
     name, values = keys.column_names[0], keys.column(0)
     with datasets.lance_errors("read rows of", table.location.uri):
-        fragments = None if among is None else [one for one in dataset.get_fragments() if one.fragment_id in among]
+        fragments = (
+            None
+            if among is None
+            else [fragment for fragment in dataset.get_fragments() if fragment.fragment_id in among]
+        )
         scanner = partial(dataset.scanner, columns=[*table.schema.names], fragments=fragments, use_scalar_index=False)
         chunks: Iterable[pa.Table]
         if keys.num_columns == 1 and datasets.has_sql_literals(values) and "`" not in name:
@@ -404,8 +409,8 @@ def _overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
         return _SEEN[seen]
     parts = _merged_log(table, manifest, merged)
     if parts is None:
-        listed = [one for one in manifest.flushed_generations if one.generation <= merged]
-        parts = [part for one in listed if (part := _folder(table, region_id, one)) is not None]
+        listed = [generation for generation in manifest.flushed_generations if generation.generation <= merged]
+        parts = [part for generation in listed if (part := _folder(table, region_id, generation)) is not None]
     writes, keys = _newest(table, parts)
     base = _rows_of(table, table.dataset, keys, fragments)
     known = {key: write for key, write in writes.items() if key in base and write.generation <= merged}
@@ -492,7 +497,7 @@ def drained_regions(table: Table, backlog: Backlog) -> tuple[DrainedRegion, ...]
 
 def merged_there(regions: Iterable[DrainedRegion]) -> dict[UUID, int]:
     """The progress that :func:`accept` records."""
-    return {one.fault.region_id: one.last for one in regions if one.adoptable and not one.missing}
+    return {region.fault.region_id: region.last for region in regions if region.adoptable and not region.missing}
 
 
 def accept(
@@ -517,9 +522,14 @@ def accept(
                     except (errors.UnsupportedFeatureError, errors.WalCorruptError):  # they cannot be written again
                         regions[at] = replace(region, missing=(), unknown=region.missing)
             if progress:
-                faults = {one.fault.region_id: one.fault for one in regions if one.fault.region_id in progress}
+                faults = {
+                    region.fault.region_id: region.fault for region in regions if region.fault.region_id in progress
+                }
                 last = {region_id: fault.drops[-1].flushed for region_id, fault in faults.items()}
-                records = {key: RegionRecord(one.generation, mark_of(one.path)) for key, one in last.items()}
+                records = {
+                    key: RegionRecord(generation.generation, mark_of(generation.path))
+                    for key, generation in last.items()
+                }
                 program = next(iter(faults.values())).program
                 publish_progress(table, progress, records, note, {MERGED_ELSEWHERE: program})
                 table = retry.landed(table)

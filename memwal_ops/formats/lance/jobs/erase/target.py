@@ -125,12 +125,15 @@ class Target:
         if self.where is None:
             return set()
         fields = [
-            pa.field(one.name, one.type, metadata={k: v for k, v in (one.metadata or {}).items() if _KEY not in k})
-            for one in schema
+            pa.field(
+                field.name, field.type, metadata={k: v for k, v in (field.metadata or {}).items() if _KEY not in k}
+            )
+            for field in schema
         ]
         try:
             columns = [
-                values.cast(one.type) if one.name == column else pa.nulls(len(values), one.type) for one in fields
+                values.cast(field.type) if field.name == column else pa.nulls(len(values), field.type)
+                for field in fields
             ]
             with lance_errors("read the expression for", "values of regions"):
                 rows = pa.table(columns, schema=pa.schema(fields))

@@ -82,7 +82,7 @@ def plan(
         return MigrateReport.of(MigrateDecision.PLANNED, table, options, note, started, restored=emptied.source)
     table = _checked(table, options)
     regions = _regions(table, options)
-    decision = MigrateDecision.BLOCKED if any(one.blocked for one in regions) else MigrateDecision.PLANNED
+    decision = MigrateDecision.BLOCKED if any(region.blocked for region in regions) else MigrateDecision.PLANNED
     return MigrateReport.of(decision, table, options, note, started, regions)
 
 
@@ -124,7 +124,7 @@ def apply(
                 continue
             keyed = _checked(table, options)
             regions = _regions(keyed, options)
-            if any(one.blocked for one in regions):
+            if any(region.blocked for region in regions):
                 return MigrateReport.of(
                     MigrateDecision.BLOCKED, table, options, note, started, regions, restored=restored
                 )
@@ -182,7 +182,10 @@ def _checked(table: Table, options: MigrateOptions) -> Table:
 
 def _are_ours(table: Table) -> bool:
     """Whether an earlier migration of this table created all existing regions."""
-    ids = {region_id_of(table.store, region, record=False) for region in {one.id.region for one in mem_wals_of(table)}}
+    ids = {
+        region_id_of(table.store, region, record=False)
+        for region in {mem_wal.id.region for mem_wal in mem_wals_of(table)}
+    }
     return {*table.regions.region_ids} <= ids
 
 
@@ -213,9 +216,9 @@ def _claim(table: Table) -> Change:
     """The change that sets this job as the owner of every MemWAL that is not flushed; empty if it is already."""
     mem_wals = mem_wals_of(table)
     change = Change()
-    for one in mem_wals:
-        if one.state < State.FLUSHED and one.owner_id != _CLAIM:
-            change |= set_owner(mem_wals, one.id, _CLAIM)
+    for mem_wal in mem_wals:
+        if mem_wal.state < State.FLUSHED and mem_wal.owner_id != _CLAIM:
+            change |= set_owner(mem_wals, mem_wal.id, _CLAIM)
     return change
 
 
@@ -226,7 +229,7 @@ def _regions(table: Table, options: MigrateOptions) -> tuple[RegionMigration, ..
     with MemTables(table, options) as mem_tables:
         return tuple(
             _region(table, region, mem_wals, meanings, mem_tables)
-            for region in sorted({one.id.region for one in mem_wals})
+            for region in sorted({mem_wal.id.region for mem_wal in mem_wals})
         )
 
 
@@ -238,17 +241,19 @@ def _region(
     if found.fault is not None:
         return RegionMigration(region, region_id, 0, 0, (), found.fault)
     adopted: list[Adopted] = []
-    for one in found.mem_wals:
+    for mem_wal in found.mem_wals:
         try:
-            generation = mem_tables.generation(one) if one.state is State.FLUSHED else mem_tables.drained(one)
+            generation = (
+                mem_tables.generation(mem_wal) if mem_wal.state is State.FLUSHED else mem_tables.drained(mem_wal)
+            )
         except _FAULTS as error:
-            return RegionMigration(region, region_id, 0, 0, (), BlockedMemWal(region, one.id.generation, error))
+            return RegionMigration(region, region_id, 0, 0, (), BlockedMemWal(region, mem_wal.id.generation, error))
         rows = 0 if generation is None else generation.physical_rows
-        adopted.append(Adopted(one, one.id.generation + 1, rows))
+        adopted.append(Adopted(mem_wal, mem_wal.id.generation + 1, rows))
     # The next writer continues in an OPEN MemWAL without rows; all others keep their numbers, with or without rows.
     if adopted and adopted[-1].mem_wal.state is State.OPEN and not adopted[-1].rows:
         adopted.pop()
-    highest = max([found.done, *(one.mem_wal.id.generation for one in adopted)]) + 1
+    highest = max([found.done, *(flushed.mem_wal.id.generation for flushed in adopted)]) + 1
     merged = adopted[0].number - 1 if adopted else highest
     return RegionMigration(region, region_id, merged, highest + 1, tuple(adopted), None)
 
@@ -260,7 +265,7 @@ def _migrate(table: Table, options: MigrateOptions, note: CommitNote) -> tuple[t
     for a later version, this run finds the next number taken.
     """
     mem_wals = mem_wals_of(table)
-    names = sorted({one.id.region for one in mem_wals})
+    names = sorted({mem_wal.id.region for mem_wal in mem_wals})
     ids = {name: region_id_of(table.store, name, record=True) for name in names}
     before = {name: newest_manifest(table, region_id) for name, region_id in ids.items() if region_id is not None}
     if table.newest().version != table.version:
@@ -275,10 +280,10 @@ def _migrate(table: Table, options: MigrateOptions, note: CommitNote) -> tuple[t
             assert region_id is not None  # noqa: S101 - it was recorded
             adopter = Adopter(table, region_id, columns, options.layout)
             flushed = []
-            for one in region.adopted:
-                opened = mem_tables.generation if one.mem_wal.state is State.FLUSHED else mem_tables.drained
-                generation = opened(one.mem_wal) or mem_tables.empty(one.mem_wal)
-                flushed.append(adopter.adopt(generation, one.number, next_epoch(before[region.region])))
+            for adopted in region.adopted:
+                opened = mem_tables.generation if adopted.mem_wal.state is State.FLUSHED else mem_tables.drained
+                generation = opened(adopted.mem_wal) or mem_tables.empty(adopted.mem_wal)
+                flushed.append(adopter.adopt(generation, adopted.number, next_epoch(before[region.region])))
             made = RegionPlan(region_id, region.merged, region.current, tuple(flushed))
             plans[region.region] = made
             manifests[region.region] = publish_region(table, made, before[region.region], adopter.last_entry)

@@ -17,6 +17,7 @@ Progress is never changed: each region's id keeps it, and is never used again.
 from __future__ import annotations
 
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -108,7 +109,7 @@ def apply(table: Table, target: Layout, options: MigrateOptions, context: RunCon
     while True:
         context.checkpoint()
         opened, blocked = _read(table, target)
-        handled = {one.region_id: one for one in opened} | handled
+        handled = {region.region_id: region for region in opened} | handled
         if opened and not blocked:
             changed, rounds = True, rounds + 1
             if rounds > _MAX_ROUNDS:
@@ -116,7 +117,7 @@ def apply(table: Table, target: Layout, options: MigrateOptions, context: RunCon
                     f"Writers keep creating regions of the {table.layout.name} layout in {table.location.uri}.",
                     remedy="Stop them, and run it again.",
                 )
-            waiting = tuple(one.region_id for one in opened if one.unmerged)
+            waiting = tuple(region.region_id for region in opened if region.unmerged)
             blocked = merge.apply(table, MergeOptions(regions=waiting), context).blocked if waiting else ()
             table = table.newest()
             if not blocked:
@@ -155,7 +156,7 @@ class _Run:
     ) -> LayoutReport:
         return LayoutReport(
             decision, self.note.run_id, table.location.uri, self.before, self._target.name, self.rollback,
-            table.primary_key, tuple(sorted(regions, key=lambda one: one.region_id)), tuple(blocked), table.version,
+            table.primary_key, tuple(sorted(regions, key=attrgetter("region_id"))), tuple(blocked), table.version,
             time.monotonic() - self._started,
         )  # fmt: skip
 
@@ -173,12 +174,12 @@ def _check(table: Table, target: Layout) -> None:
                 remedy="Leave the table in the region layout.",
             )
         return
-    columns = {one.id: one.name for one in table.manifest.manifest.fields}
+    columns = {column.id: column.name for column in table.manifest.manifest.fields}
     for spec in table.index.region_specs:
         for field in spec.fields:
             unknown = field.HasField("transform") and field.transform not in TRANSFORMS
-            others = [columns.get(one, str(one)) for one in field.source_ids]
-            others = [one for one in others if one not in table.primary_key]
+            others = [columns.get(source, str(source)) for source in field.source_ids]
+            others = [column for column in others if column not in table.primary_key]
             if unknown or others:
                 why = (
                     f"{field.transform!r} is not among its transforms" if unknown else f"{others[0]} is not in the key"
@@ -193,7 +194,7 @@ def _check(table: Table, target: Layout) -> None:
 def _read(table: Table, target: Layout) -> tuple[tuple[LayoutRegion, ...], tuple[BlockedRegion, ...]]:
     """The regions of the other layout, and those that cannot be migrated; the manifests are read after the version."""
     every = table.regions.region_ids
-    others = [one for one in every if (layout_of_region(table.store, one) or table.layout) is not target]
+    others = [region for region in every if (layout_of_region(table.store, region) or table.layout) is not target]
     backlog = read_backlog(table, others)
     blocked = [*backlog.blocked]
     opened: list[LayoutRegion] = []
@@ -211,8 +212,8 @@ def _read(table: Table, target: Layout) -> tuple[tuple[LayoutRegion, ...], tuple
             continue
         manifest = region.manifest
         if region.pending or not manifest.sealed:
-            waiting = tuple(one.generation for one in region.pending)
-            current, rows = manifest.current_generation, known_sum(one.rows for one in region.pending)
+            waiting = tuple(generation.generation for generation in region.pending)
+            current, rows = manifest.current_generation, known_sum(generation.rows for generation in region.pending)
             opened.append(LayoutRegion(region_id, region.merged, current, waiting, rows, unflushed, manifest.sealed))
     return tuple(opened), tuple(blocked)
 
@@ -228,7 +229,7 @@ def _unreachable_rows(manifest: RegionManifest) -> InvalidUsageError:
 
 def _seal(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> None:
     """Seal these regions, a few at a time."""
-    waiting = [one.region_id for one in regions if not one.sealed]
+    waiting = [region.region_id for region in regions if not region.sealed]
     _ = table.layout  # read once, before the threads use it
 
     def seal(region_id: UUID) -> None:
