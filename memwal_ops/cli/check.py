@@ -210,7 +210,6 @@ def _compared(found: CheckResult, tables: list[dict[str, Any]], limits: findings
 
 
 def _worst(tables: list[dict[str, Any]], role: Role) -> tuple[float, str]:
-    """Return the highest figure of a role, and its table."""
     return max(((backlog_of(table).amount(role) or 0.0, table["name"]) for table in tables), default=(0.0, ""))
 
 

@@ -95,7 +95,6 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def _job_entries(self) -> Mapping[str, Mapping[str, EntryPoint]]:
-        """Return for each command the entry points of its job, by format."""
         entries: dict[str, dict[str, EntryPoint]] = {}
         for entry in job_entries():
             scope, _, name = entry.name.partition(".")

@@ -118,7 +118,6 @@ def _copy(brought: Mapping[str, bytes], folder: Path) -> None:
 
 
 def _invalid(file: str, error: ConfigProblemsError) -> dict[str, object]:
-    """Return the error document of every command, with all problems."""
     problems = [_shown(problem) for problem in error.problems]
     rest = {"decision": "invalid", "file": file, "problems": problems, "warnings": [], "effective": [], "jobs": []}
     return {**printing.error_document(error), **rest}

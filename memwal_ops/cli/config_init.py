@@ -240,7 +240,6 @@ def _text(found: _Found, options: Mapping[str, str], output: str | None) -> str:
 
 
 def _entries(found: _Found) -> list[str]:
-    """The lines below ``tables``, with what they find now."""
     entries = [f"  - {entry}" for entry in found.entries]
     if found.by_uri:
         return entries

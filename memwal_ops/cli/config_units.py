@@ -262,7 +262,6 @@ def _check_pod(settings: Settings, *, served: bool) -> None:
 
 
 def _faults_in_pod(settings: Settings, *, served: bool) -> Iterator[tuple[str, str]]:
-    """What would not work in a pod, and what to write."""
     config, name = settings.config, settings.sources.get("fleet.name")
     hidden = config.http.host in {"127.0.0.1", "::1", "localhost"} and _added(settings) is None
     if served and config.http.enabled and hidden:
@@ -335,7 +334,6 @@ def _manifests(settings: Settings, image: str, *, cronjob: bool) -> str:
 
 
 def _environment(indent: str) -> str:
-    """What the configuration finds in the pod's environment."""
     return "".join(
         (f"{indent}env:\n", *(f'{indent}  - {{name: {key}, value: "{value}"}}\n' for key, value in _POD.items()))
     )

@@ -313,7 +313,6 @@ def _remote(uri: str, options: dict[str, str]) -> Iterator[Diagnosis]:
 
 
 def _permissions(store: Store) -> Iterator[Diagnosis]:
-    """Try each kind of request that jobs make."""
     name = f"_mem_wal_ops/probe/{uuid.uuid4().hex}-doctor"
     tries: tuple[tuple[str, Callable[[], object], str], ...] = (
         ("list", lambda: next(iter(store.list("_mem_wal_ops/probe")), None), "Every job lists."),

@@ -117,7 +117,6 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
 
 
 def _place_parameters(name: str, *, optional: bool) -> list[click.Parameter]:
-    """What names the table, or several."""
     if name not in _OF_SEVERAL:
         return [click.Argument(["uri"], type=TABLE, required=not optional)]
     about = "All tables of this LanceDB folder, those of its namespaces, too."
@@ -177,7 +176,6 @@ def chosen_options(context: click.Context, given: Mapping[str, Any]) -> dict[str
 
 
 def _named(uri: str | None, namespace: str | None, storage: Mapping[str, str]) -> str:
-    """The URI, or that of the table of that name in the catalog."""
     if uri is None:
         raise errors.InvalidUsageError("Missing argument 'URI'.", remedy="Give the table's URI, or --from FILE.")
     if namespace is None:
@@ -358,7 +356,6 @@ def _flat(options: type[Options]) -> Iterator[Option]:
 
 
 def _union(specs: Mapping[str, HasOptions]) -> dict[str, tuple[Option, list[str]]]:
-    """Return for each name the option, and the formats that have it."""
     options: dict[str, tuple[Option, list[str]]] = {}
     for format_name, spec in specs.items():
         for option in _flat(spec.options):

@@ -99,7 +99,6 @@ def describe_costs(document: Mapping[str, Any], since: timedelta, keep: timedelt
 
 
 def _part(member: str | None) -> list[str]:
-    """What the history of one member of a fleet does not have."""
     if member is None:
         return []
     text = f"These are the runs of the member {member} alone: each keeps the history of its own. For all, run it where"

@@ -76,7 +76,6 @@ def _left(done: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _idle(tables: Sequence[TableStatus]) -> str:
-    """Return why nothing ran: the deferred jobs, or the next due one."""
     jobs = [(f"{table['name']} {name}", job) for table in tables for name, job in applicable_jobs(table).items()]
     deferred = [f"{name} is due, and waits for: {job['waiting_for']}." for name, job in jobs if job["waiting_for"]]
     if deferred:

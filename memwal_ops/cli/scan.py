@@ -115,7 +115,6 @@ def _with_nested(catalog: Catalog) -> tuple[list[Catalog], maintain.NotATable | 
 def _scanned(
     uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool
 ) -> Iterator[maintain.Scanned | maintain.NotATable]:
-    """The table, and each of its branches."""
     found = _scan(uri, options, past, stubs=stubs)
     yield found
     if not isinstance(found, maintain.Scanned) or found.revision is None:
@@ -193,7 +192,6 @@ def _bad(table: maintain.Scanned, bad: BadAnswers) -> str:
 
 
 def _writers(scanned: Sequence[maintain.Scanned]) -> list[str]:
-    """For each release the tables that it wrote last."""
     written: dict[str, list[str]] = {}
     for table in scanned:
         if table.last_writer is not None:

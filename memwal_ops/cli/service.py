@@ -99,7 +99,6 @@ def service() -> None:
 
 
 def _action(name: str, short: str, text: str, *examples: str) -> Callable[[Callable[..., int]], click.Command]:
-    """Make a command of the group, with the options of all actions."""
 
     def made(command: Callable[..., int]) -> click.Command:
         command.__doc__ = text + _EXAMPLES.format(*examples)
@@ -276,7 +275,6 @@ def _act(
 
 
 def _token(file: str | None, http: Any) -> str:
-    """Return the first token of a file that may operate."""
     known = None if file is not None else token_file_of(http, os.environ)
     path = file if known is None else known.path
     if path is None:

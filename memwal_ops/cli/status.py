@@ -126,7 +126,6 @@ def _event_lines(events: Mapping[str, Any] | None, tables: Sequence[Mapping[str,
 
 
 def _fleet(fleet: Mapping[str, Any]) -> str:
-    """The members of the fleet, each with its share of the tables."""
     rows = [
         [
             f"{member['name']} (this one)" if member["name"] == fleet["name"] else member["name"],
@@ -387,7 +386,6 @@ class _Errors:
 
 
 def _find(documents: Iterable[dict[str, Any]], errors: findings.RunErrors, limits: findings.Limits, file: str) -> None:
-    """Add its findings and its level to the document of each table."""
     for document in documents:
         document["findings"] = [*findings.findings_of(document, errors, limits, file)]
         document["level"] = findings.WORDS[findings.worst(map(findings.level_of_finding, document["findings"]))]

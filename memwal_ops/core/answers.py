@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -89,6 +90,23 @@ def _bad(entry: Mapping[str, Any]) -> BadAnswers | None:
     )
 
 
+_FALL, _AGAIN = 0.05, timedelta(days=7)
+
+
+def fallen_recall(entries: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[tuple[str, datetime]]:
+    """What verifications found of indexes: rows that were appended are found by more than 0.05 less often than others.
+
+    With the time when each was asked. An index that was built within the last week, or at an unknown time, is left out.
+    """
+    for entry in entries:
+        trained, appended = entry.get("built_rows_recall"), entry.get("appended_rows_recall")
+        built, asked = entry.get("built_at"), entry.get("asked_at")
+        if trained is None or appended is None or not built or not asked or trained - appended <= _FALL:
+            continue
+        if datetime.fromisoformat(built) + _AGAIN <= now:
+            yield f"recall of {entry['index']} fell from {trained:.2f} to {appended:.2f}", datetime.fromisoformat(asked)
+
+
 _RESAMPLES = 500
 _CONFIDENCE = 0.99
 _Z = 2.576  # of 99 %
@@ -124,7 +142,7 @@ class IndexAnswers:
         probed_recall: of codes with the metric dot: the recall of a search of all partitions, without refinement.
         codes_recall: the recall that the trained codes of its rows give; a healthy index has it as ``probed_recall``.
         found_itself: the share of rows that a search by their own vector finds; not for the metric dot.
-        segments: parts of which the index consists.
+        segments: parts of which the index consists; built_at: when the oldest was built, ISO 8601; None: not known.
         rows_compared: rows of which every answer was compared; of others only those that were drawn.
         bytes_at_most: an upper bound of what was read for it.
         settings: of searches: k, nprobes, refine factor.
@@ -151,6 +169,7 @@ class IndexAnswers:
     codes_recall: Interval | None = None
     found_itself: Interval | None = None
     segments: int = 0
+    built_at: str | None = None
     rows_compared: int = 0
     bytes_at_most: int = 0
     settings: str = ""
@@ -179,6 +198,7 @@ class IndexAnswers:
             "examples_missing": [*self.examples_missing],
             "examples_extra": [*self.examples_extra],
             "segments": self.segments,
+            "built_at": self.built_at,
             "rows_compared": self.rows_compared,
             "bytes_at_most": self.bytes_at_most,
             "settings": self.settings,

@@ -98,7 +98,6 @@ class ErasedValues:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """A value, or those in a list or map."""
     if isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _leaves(item)

@@ -371,5 +371,4 @@ class CollectionReport(Generic[CandidateT]):
         yield self.closing
 
     def _texts(self) -> Mapping[str, KindText]:
-        """The kinds of the format, and any other kind of a candidate."""
         return {**self.kinds, **{kind: KindText(str(kind)) for kind in self.counts if kind not in self.kinds}}

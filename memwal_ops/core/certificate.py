@@ -363,7 +363,6 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _write(path: str, data: bytes) -> None:
-    """Write a file so that a reader sees all of it or nothing."""
     try:
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=".certificate.")
         try:

@@ -396,7 +396,6 @@ class _Run(Generic[CandidateT]):
         return deleted
 
     def _next_batch_size(self) -> int:
-        """How many objects the next batch may have."""
         if self.max_deletes is None:
             return BATCH_OBJECTS
         return min(BATCH_OBJECTS, self.max_deletes - self.report.deleted_objects)

@@ -274,7 +274,6 @@ def _requests(kind: str, run: Spent) -> float:
 
 
 def _rounded(number: float) -> int:
-    """With two digits: an estimate has no more."""
     whole = round(number)
     digits = len(str(whole)) - 2
     return round(whole, -digits) if digits > 0 else whole

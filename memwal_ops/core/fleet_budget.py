@@ -201,7 +201,6 @@ class FleetBudget:
         return at
 
     def _charged(self, now: float) -> tuple[Amounts, Amounts]:
-        """The sums of all members: used, and what restored objectives."""
         used, kept = self._own.at(now)
         for charges, times in ((self._theirs, 1), (self._unseen, self._unread(now))):
             more, restored = charges.at(now)
@@ -210,7 +209,6 @@ class FleetBudget:
         return used, kept
 
     def _unread(self, now: float) -> int:
-        """How many members are taken to use as much as this one."""
         return self.others.living if self.is_alone(now) else 0
 
     def _reached(self, spent: Amounts, restored: Amounts, own: Amounts | None, *, objective: bool) -> str | None:

@@ -185,6 +185,8 @@ class JobSpec:
         objectives: by objective of a table, the backlog metric that a run lowers.
         named_options: options of a supervisor's runs, where the configuration names the job and gives no others.
         unnamed_options: the same, where the configuration does not name the job at all.
+        low_recall_options: the same of a run after a verification that found the recall of an index to have fallen,
+            unless the configuration has them; they let it train indexes anew.
         hung_after: a run is killed after that long without any progress.
         from_export: it also reads a table from an export: its command has ``--from FILE``.
         uri_from: the option that names a file with the key ``uri``: its command then needs no other URI.
@@ -220,6 +222,7 @@ class JobSpec:
     objectives: Mapping[Objective, str] = field(default_factory=dict)
     named_options: Mapping[str, Any] = field(default_factory=dict)
     unnamed_options: Mapping[str, Any] = field(default_factory=dict)
+    low_recall_options: Mapping[str, Any] = field(default_factory=dict)
     hung_after: timedelta = timedelta(minutes=30)
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
     from_export: bool = False

@@ -396,7 +396,6 @@ def lease_lost(lease: Lease, newest: Lease | None) -> errors.LeaseLostError:
 
 
 def _same_lease(newest: Lease, lease: Lease) -> bool:
-    """Whether the newest object still is this lease, in force."""
     return newest.token == lease.token and newest.holder.instance == lease.holder.instance and newest.ended is None
 
 

@@ -151,7 +151,6 @@ def package_of(spec: JobSpec) -> str | None:
 
 @cache
 def _foreign_jobs() -> tuple[EntryPoint, ...]:
-    """The entry points of other packages' jobs."""
     return tuple(entry for entry in job_entries() if not is_built_in(entry))
 
 
@@ -475,7 +474,6 @@ def _specs(format_name: str, *, strict: bool) -> Mapping[str, JobSpec]:
 
 
 def _entries(group: str) -> list[EntryPoint]:
-    """The entry points of a group, built-in ones first."""
     installed = _installed(*sys.path).select(group=group)
     return sorted(installed, key=lambda entry: (not is_built_in(entry), entry.name))
 

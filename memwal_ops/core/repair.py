@@ -460,7 +460,6 @@ def _default_choices(finding: verification.Inconsistency) -> Iterator[Choice]:
 
 
 def _common_fix(table: TableT, finding: verification.Inconsistency) -> Fix[TableT] | None:
-    """The fixes of findings that every format has."""
     del table
     if finding.check != "lease_expired":
         return None

@@ -250,7 +250,6 @@ def missed_objective(
 
 
 def _saved(kind: str, amount: float) -> float:
-    """What an amount of debt costs in a day."""
     if kind == "bytes":
         return amount / _GIB * _RANKING.stored / _MONTH
     gets = amount * _GETS_OF_A_FRAGMENT if kind == "fragments" else amount / _ROWS_OF_A_GET

@@ -64,5 +64,4 @@ def _aim(opening: Any, closing: Any, path: str, exists: Callable[[str], bool]) -
 
 
 def _name(heading: str) -> str:
-    """Return the name of a heading in links, as GitHub makes it."""
     return _NOT_IN_NAMES.sub("", heading.lower()).replace(" ", "-")

@@ -74,7 +74,6 @@ _seen = threading.local()
 
 
 def _clean(value: Any) -> Any:
-    """Redact a value of a template, and make it printable."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     texts: dict[str, str] = _seen.texts

@@ -127,7 +127,6 @@ class Catalog:
             yield from nested.nested()
 
     def _listed(self, what: str, **options: Any) -> set[str]:
-        """All names of one kind: ``tables`` or ``namespaces``."""
         namespaces, client = self._connect()
         asked = {"tables": namespaces.ListTablesRequest, "namespaces": namespaces.ListNamespacesRequest}[what]
         names: set[str] = set()
@@ -144,7 +143,6 @@ class Catalog:
         return names
 
     def _is_written(self, name: str) -> bool:
-        """Whether a table that the catalog takes for declared has files."""
         from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - it imports this module
 
         try:

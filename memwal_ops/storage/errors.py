@@ -380,7 +380,6 @@ def _is_boto(exc: BaseException, names: tuple[str, ...]) -> bool:
 
 
 def _response_part(exc: BaseException, part: str) -> dict[str, Any]:
-    """A part of the response that an error of botocore carries."""
     response: dict[str, dict[str, Any]] = getattr(exc, "response", {})
     return response.get(part, {})
 

@@ -252,7 +252,6 @@ class ExportedStore:
         return objects, hidden, needed
 
     def _safe(self, path: str) -> str:
-        """A path below the folder into which files are unpacked."""
         try:
             return checked_path(path)
         except errors.InvalidUsageError as error:

@@ -340,7 +340,6 @@ class ManifestEntryStore(ObjectStore):
         )
 
     def _manifests(self, folder: str) -> Mapping[int, api.ObjectMeta]:
-        """The final manifests of a folder, by version."""
         listed = [*super().list(folder)]
         return {_version(match["name"]): meta for meta in listed if (match := _MANIFEST.fullmatch(meta.path))}
 

@@ -223,12 +223,19 @@ class LocalObjectStore(ObjectStore):
         for entry in self._scan(folder):
             path = _joined(folder, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                (empty if next(self.list(path), None) is None else full).append(path)
+                (empty if self._is_empty(path) else full).append(path)
             elif self._is_unfollowed_link(entry):
                 links.append(path)
             elif (meta := self._meta(path, entry)) is not None:
                 objects.append(meta)
         return api.Listing(tuple(sorted(full)), tuple(objects), tuple(sorted(empty)), tuple(sorted(links)))
+
+    def _is_empty(self, folder: str) -> bool:
+        """Whether a folder has no object; False: it has one, or may not be read, and does not hide those beside it."""
+        try:
+            return next(self.list(folder), None) is None
+        except errors.StorageCredentialsError:
+            return False
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
         """Raises ``ConditionalWriteUnsupportedError``: a file system has no write conditional on a tag."""
@@ -346,7 +353,6 @@ class LocalObjectStore(ObjectStore):
             raise translate(exc, path=folder or self._root, action="list") from exc
 
     def _is_unfollowed_link(self, entry: os.DirEntry[str]) -> bool:
-        """Whether it is a link that is not followed."""
         return entry.is_symlink() and not self._leads_to_a_file_inside(entry.path)
 
     def _meta(self, path: str, entry: os.DirEntry[str]) -> api.ObjectMeta | None:

@@ -347,7 +347,7 @@ class ObjectStore:
                 objects=tuple(to_meta(entry) for entry in listing["objects"] if entry["path"] != folder),
             )
 
-        return errors.call(attempt, path=prefix, action="list", policy=self._retry)
+        return errors.call(attempt, path=prefix or self._root, action="list", policy=self._retry)
 
     def put(self, path: str, data: bytes) -> None:
         """Write without condition: for hints only, never for authoritative data."""
@@ -407,7 +407,6 @@ class ObjectStore:
         return self._swap(path, data, self._tag_spelling.format(probe.bare(e_tag)))
 
     def _swap(self, path: str, data: bytes, sent: str) -> bool:
-        """One compare-and-swap with the tag spelled as ``sent``."""
         name = self._checked(path)
 
         def write() -> bool:
@@ -461,7 +460,7 @@ class ObjectStore:
     def _pages(self, folder: str, after: str | None) -> Iterator[api.ObjectMeta]:
         pages = ListingPages(self._client, folder, after)
         while True:
-            page = errors.call(pages.attempt, path=folder, action="list", policy=self._retry)
+            page = errors.call(pages.attempt, path=folder or self._root, action="list", policy=self._retry)
             if page is None:
                 return
             yield from (meta for meta in page if meta.path != folder)

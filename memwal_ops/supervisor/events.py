@@ -136,7 +136,6 @@ def announces_commit(table: FoundTable, path: str) -> bool:
 
 
 def _place(uri: str) -> tuple[str, str] | None:
-    """The bucket and the prefix of a table or a pattern in S3. Of a table in a catalog, only that knows them."""
     if locations.scheme_of(uri) not in locations.S3:
         return None
     bucket, _, prefix = locations.split_query(uri)[0].split("://", 1)[1].partition("/")
@@ -311,7 +310,6 @@ class EventListener:
         self._left = float("-inf") if messages else self._left
 
     def _outcome(self, message: queues.QueueMessage) -> tuple[str, list[str]]:
-        """Return what becomes of a message, and the tables to be polled."""
         try:
             created = objects_created(message.body)
         except UnreadableError as error:
@@ -333,7 +331,6 @@ class EventListener:
         return next(outcome for outcome in OUTCOMES if outcome in outcomes), names
 
     def _again_after(self, outcome: str, receives: int) -> int | None:
-        """After how many seconds a message is to be received again; None: it is deleted."""
         if outcome == "unreadable":
             return _UNREADABLE_SECONDS
         if outcome == "new" and receives <= _MAX_RECEIVES:
@@ -343,7 +340,6 @@ class EventListener:
         return None
 
     def _ask(self, folder: str) -> bool:
-        """Have the tables listed for a new one; False: the last listings did not find this one."""
         now = time.monotonic()
         first, last, count = self._asked.get(folder, (now, float("-inf"), 0))
         if now - first > _FORGET_SECONDS:

@@ -223,7 +223,6 @@ class Message:
 
 
 def _clean(text: Any) -> Any:
-    """A text on one line, without secrets and control characters; None as it is."""
     return None if text is None else printable(redact(str(text)))
 
 

@@ -368,7 +368,6 @@ class Service:
     # -- periodic tasks
 
     def _discover(self) -> None:
-        """Start to expand the patterns on a thread."""
         self._found.find_beside(self._discovered)
 
     def _discovered(self) -> None:
@@ -382,7 +381,6 @@ class Service:
         self._log.info("ready", tables=len(self.scheduler.tables), http=self.http_port)
 
     def _apply_share(self) -> None:
-        """Maintain the tables that are this member's now."""
         if self._stop_began is None:
             self._found.share()
             self._timers.sync()
@@ -502,7 +500,6 @@ class Service:
         return notify.Findings(tuple(findings), frozenset(unread))
 
     def _take_samples(self) -> None:
-        """Record the figures of tables that are due, for charts, and what polls used."""
         self.scheduler.write_polls()
         try:
             budget = budget_sample(budget_status(self.scheduler), time.time())
@@ -553,7 +550,6 @@ class Service:
         )
 
     def _close(self) -> None:
-        """End what is in flight, release leases, and close everything."""
         self._timers.stop()
         self.scheduler.stopping = True
         if self._member is not None:

@@ -336,7 +336,6 @@ class Stages:
                 report()
 
     def _reporter(self, name: str, group: str) -> Callable[[], None]:
-        """A function that reports what the stage has done by now."""
         counters, on_progress = self.counters, self.on_progress
         if on_progress is None:
             return lambda: None

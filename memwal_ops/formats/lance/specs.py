@@ -136,6 +136,7 @@ of them would answer worse; others: runbooks/README.md.""",
     ),
     saves=(Saving("index_debt_rows", "rows"),),
     objectives={"max_unindexed_rows": "uncovered_rows"},
+    low_recall_options={"retrain": "auto"},
     hung_after=timedelta(hours=2),
     metrics={
         "uncovered_rows": MetricSpec(

@@ -281,7 +281,6 @@ def without_invalid(data: Any, locations: Sequence[tuple[str | int, ...]]) -> tu
 
 
 def _existing(data: Any, location: Sequence[str | int]) -> Place:
-    """Return the longest part of a location that is in the file; of lists other than ``tables``, the list's path."""
     if location[:1] == ("tables",) and not (isinstance(data, dict) and "tables" in data):
         return ("tables",)
     place: Place = ()
@@ -307,7 +306,6 @@ def _message(details: Any) -> str:
 
 
 def _model_at(place: Place) -> type[BaseModel] | None:
-    """Return the model of the keys at a path."""
     current: Any = Config
     for part in place:
         models = _models_in(current)

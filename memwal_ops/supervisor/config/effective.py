@@ -203,7 +203,6 @@ def _masked(key: str, value: Any, source: ValueSource) -> Any:
 
 
 def _flat(config: model.Config) -> dict[str, Any]:
-    """Return the keys that do not belong to a table."""
     flat: dict[str, Any] = {}
     for name in type(config).model_fields:
         value = getattr(config, name)
@@ -227,7 +226,6 @@ def _leaves(name: str, value: Any) -> dict[str, Any]:
 
 
 def _of_target(target: model.TargetConfig) -> dict[str, Any]:
-    """Return the keys of a target that have a value, its secrets masked."""
     given = {key: value for key, value in target.model_dump().items() if key != "name" and value not in (None, [])}
     return given | {key: MASK for key in model.TARGET_SECRETS if key in given}
 

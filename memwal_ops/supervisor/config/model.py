@@ -49,14 +49,12 @@ def _no_bool(value: Any) -> Any:
 
 
 def _to_string(value: Any) -> Any:
-    """Convert numbers and booleans of YAML to strings: storage options are strings."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
 
 
 def _schedule(value: Any) -> Any:
-    """Convert a plain string to ``every`` or ``cron``."""
     if isinstance(value, bool | int | float):
         # pydantic converts a ValueError to a validation error, and does not catch a TypeError.
         raise ValueError("expected for example 5m, or a cron line such as '*/15 * * * *'")  # noqa: TRY004
@@ -104,7 +102,6 @@ class BudgetConfig(Model):
 
 
 def _count(value: Any) -> Any:
-    """Convert ``2M`` to a number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)", str(value).strip())
     if isinstance(value, bool) or match is None:
         raise ValueError("expected a number, for example 500k, 2M or 20000000")
@@ -112,7 +109,6 @@ def _count(value: Any) -> Any:
 
 
 def _money(value: Any) -> Any:
-    """Normalize ``5`` and ``5 USD``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:\s*([A-Z]{3}))?", str(value).strip())
     if isinstance(value, bool) or match is None or not float(match[1]):
         raise ValueError("expected an amount above 0, for example 5 USD")
@@ -338,7 +334,6 @@ class StorePrices(Model):
 
 
 def _with_list_prices(store: str) -> Any:
-    """Values of a file over the list prices of a store: a field's type and default."""
     listed = {name: getattr(cost.LIST_PRICES[store], name) for name in StorePrices.model_fields}
     return BeforeValidator(lambda given: {**listed, **given} if isinstance(given, dict) else given)
 
@@ -534,7 +529,6 @@ class Config(Model):
 
     @model_validator(mode="after")
     def _erased_in_time(self) -> Config:
-        """What is deleted by its age is erased within the default time, where the file gives none."""
         within = EraseConfig.model_fields["within"].default
         for table in self.tables:
             layers = [layer.jobs["erase"].options for layer in (table, self.defaults) if "erase" in layer.jobs]

@@ -236,7 +236,6 @@ class Resolver:
     def _properties(
         self, place: Place, namespace: model.NamespaceConfig, sources: dict[str, effective.ValueSource]
     ) -> dict[str, str]:
-        """The secret properties of a catalog, as storage options; and the sources of all of them."""
         above = (*place, "namespace", "properties")
         self._check_secrets(above, namespace.properties)
         remember(namespace.secrets.values())
@@ -267,13 +266,11 @@ class Resolver:
         return None
 
     def _check_jobs(self, place: Place, jobs: Iterable[str]) -> None:
-        """Reject names of jobs that no format has."""
         for unknown in sorted({*jobs} - self._installed):
             fix = suggest(unknown, self._installed, "The jobs that are installed: {}.")
             self._problem((*place, unknown), f"There is no job {unknown!r}.", fix)
 
     def _check_applies(self, place: Place, jobs: Iterable[str], name: str, format_name: str | None) -> None:
-        """Reject jobs in a table's own entry that its format lacks."""
         own = self._installed if format_name is None else self._jobs[format_name].keys()
         for other in sorted(({*jobs} & self._installed) - own):
             message = f"{other} does not apply to {name}, a {format_name} table."
@@ -346,7 +343,6 @@ class Resolver:
         return schedules.Schedule(given.every, given.cron, given.jitter, zone)
 
     def _is_foreign_trigger(self, format_name: str) -> Callable[[Any], bool]:
-        """Return whether a trigger is meant for tables of another format: it uses that format's metrics."""
 
         def parses(text: str, name: str) -> bool:
             try:
@@ -411,7 +407,6 @@ class Resolver:
     def _check_each(
         self, job: JobSpec, known: type[Options], layers: Layers, above: tuple[str, ...], given: Mapping[str, Any]
     ) -> bool:
-        """Reject every unknown option and every invalid value, each with its line; return whether all are valid."""
         options = {option.name: option for option in describe(known)}
         good = True
         for key, value in given.items():
@@ -480,7 +475,6 @@ class Resolver:
             seen.add(text)
 
     def _fleet(self) -> model.FleetConfig | None:
-        """Return the fleet with its storage options, which are merged over those of all tables."""
         fleet, place = self._config.fleet, ("fleet",)
         if fleet is None:
             return None
@@ -502,7 +496,6 @@ class Resolver:
         return fleet.model_copy(update={"storage_options": options})
 
     def _events(self) -> model.EventsConfig | None:
-        """Return the events with their storage options, which are merged over those of all tables."""
         events, place = self._config.events, ("events",)
         if events is None:
             return None
@@ -514,14 +507,12 @@ class Resolver:
         return events.model_copy(update={"storage_options": options})
 
     def _merged_options(self, place: Place, own: Mapping[str, str]) -> RedactedOptions:
-        """Storage options over those of all tables."""
         self._check_secrets((*place, "storage_options"), own)
         options = {**self._config.defaults.storage_options, **own}
         remember_options(options)
         return RedactedOptions(options)
 
     def _check_targets(self) -> None:
-        """Register the secrets of notifications, and warn of those in plain text."""
         for number, target in enumerate(self._config.notify.targets):
             place: Place = ("notify", "targets", number)
             for key in model.TARGET_SECRETS:

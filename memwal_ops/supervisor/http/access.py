@@ -391,7 +391,6 @@ class Access:
         return token
 
     def _session(self, request: Request) -> tuple[Session | None, Token | None]:
-        """Return the session of a request, and its token, if that is still in the file."""
         session = None if self._tokens is None else self._sessions.of(request)
         if session is None:
             return None, None

@@ -237,7 +237,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def _document(response: HTTPResponse) -> Any:
-    """Read a response of JSON; a server that sends a byte now and then is not waited for."""
     ends, parts = time.monotonic() + _RESPONSE_SECONDS, []
     while part := response.read1(1 << 16):
         parts.append(part)

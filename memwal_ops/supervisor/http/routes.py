@@ -258,7 +258,7 @@ class Sources:
     Attributes:
         alive: whether the event loop makes progress, and a sentence.
         ready: whether it runs jobs, and a sentence.
-        metrics: the text for Prometheus.
+        metrics: the text for Prometheus, by pieces.
         status: the document of ``/api/v1/status``.
         runs: the newest runs, by the filters of ``History.runs``.
         run: one run with its log, by its number; None: there is none.
@@ -266,7 +266,7 @@ class Sources:
 
     alive: Callable[[], tuple[bool, str]]
     ready: Callable[[], tuple[bool, str]]
-    metrics: Callable[[], bytes]
+    metrics: Callable[[], Iterable[bytes]]
     status: Callable[[], Mapping[str, Any]]
     runs: Callable[..., list[dict[str, Any]]]
     run: Callable[[int], dict[str, Any] | None]
@@ -284,7 +284,7 @@ def reading_routes(sources: Sources, routes: Callable[[], Routes]) -> Iterator[R
     )  # fmt: skip
     yield Route(
         "GET", "/metrics", "Metrics for Prometheus",
-        lambda *_: connections.Response(200, CONTENT_TYPE_LATEST, sources.metrics()),
+        lambda *_: connections.Response(200, CONTENT_TYPE_LATEST, connections.LongBody(sources.metrics())),
         answers={200: ("Prometheus' text format", "text/plain")},
     )  # fmt: skip
     yield Route(

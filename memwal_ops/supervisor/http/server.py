@@ -61,7 +61,7 @@ class HttpServer:
         *,
         alive: Callable[[], tuple[bool, str]],
         ready: Callable[[], tuple[bool, str]],
-        metrics: Callable[[], bytes],
+        metrics: Callable[[], Iterable[bytes]],
         status: Callable[[], Mapping[str, Any]],
         runs: Callable[..., list[dict[str, Any]]],
         run: Callable[[int], dict[str, Any] | None] = lambda _: None,
@@ -114,6 +114,7 @@ class HttpServer:
             after = request.fields().get("next", "/")
         except connections.HttpError:
             after = "/"
+        assert isinstance(response.body, bytes)  # noqa: S101 - what is refused is short
         page = self._refused_page(response.status, str(json.loads(response.body)["error"]), _own(after))
         return replace(_of(page), headers=response.headers)
 
@@ -189,7 +190,6 @@ class HttpServer:
         return connections.json_response(status, document)
 
     def _signed(self, request: connections.Request) -> connections.Response:
-        """Sign in or out: the form of a page of ours, and nothing else."""
         out = request.path == _SIGN_OUT
         if request.method in _PAGE_METHODS and not out and self._sign_in_page is not None:
             return _of(self._sign_in_page(""))
@@ -252,11 +252,9 @@ def _of(page: Page) -> connections.Response:
 
 
 def _see_other(path: str, *headers: tuple[str, str]) -> connections.Response:
-    """Redirect to a path of this service; anything else becomes its first page."""
     return connections.Response(303, "text/plain; charset=utf-8", b"", headers=(("Location", _own(path)), *headers))
 
 
 def _own(path: str) -> str:
-    """A path of this service as it is; of anything else, that of its first page."""
     path = quote(path, safe="/?&=%:;,+@!$'()*~-._", errors="replace")
     return path if _OWN_PATH.fullmatch(path) else "/"

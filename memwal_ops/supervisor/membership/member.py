@@ -29,7 +29,7 @@ from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.supervisor.config.effective import TableSettings
 from memwal_ops.supervisor.config.model import FleetConfig
 from memwal_ops.supervisor.membership.reading import BEATS, FleetView, Read, Reading, owner
-from memwal_ops.supervisor.membership.records import MemberRecord, MemberRecords, is_same, name_taken
+from memwal_ops.supervisor.membership.records import MemberRecord, MemberRecords, is_same, name_taken, refused_use
 from memwal_ops.supervisor.observe.status_document import FleetDocument, MemberStatus
 from memwal_ops.supervisor.scheduling import discovery
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
@@ -291,6 +291,9 @@ def _member(
         "known_tables": None if document is None else document.known,
         "same_tables": document is None or not document.entries or document.entries == own.entries,
         "same_budget": document is None or is_same(document.budget, own.budget),
+        "refused_use": None
+        if document is None or own.budget is None
+        else refused_use(document.budget, float(own.budget["per"])) or None,
         "seconds_since_heartbeat": round(age, 3),
     }
 
@@ -400,6 +403,5 @@ class FoundTables:
 
 
 def _digest(entries: Iterable[TableSettings]) -> str:
-    """Return a digest of the tables that a configuration names; members of a fleet compare it."""
     named = sorted((one.uri or "", one.pattern or "", one.include, one.exclude, one.branches or ()) for one in entries)
     return blake2b(repr(named).encode(errors="surrogateescape"), digest_size=8).hexdigest()

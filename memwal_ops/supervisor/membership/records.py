@@ -28,8 +28,9 @@ Published = Mapping[str, Any]
 
 
 MAX_CHARGES = 32
-# More than anything that a run uses: a record that says so is not believed.
-_MOST = 1e18
+# What one machine can use in a second, with a margin; runs that ended within what is charged began before it.
+_MOST = fleet_budget.Amounts(cpu=1024.0, bytes_written=1e11, requests=1e5, money=1e6)
+_LONGEST_RUN = 86_400.0
 _SAME = ("limits", "per", "shadow")
 
 
@@ -92,7 +93,7 @@ def aged(found: Published, age: float) -> dict[str, Any]:
 def use_of(
     instance: str, found: Published | None, written: datetime, store_now: datetime, now: float, per: float = math.inf
 ) -> Use | None:
-    """What a record says, by the clock of the reader; None: nothing, or nothing that can be read.
+    """What a record says, by the clock of the reader; None: nothing, or nothing that is believed.
 
     Args:
         instance: of its state folder.
@@ -100,7 +101,7 @@ def use_of(
         written: when it was written, by the clock of the store.
         per: of the reader's budget: whatever the limits of the other are, it is charged as long as a run of the reader.
     """
-    if found is None:
+    if found is None or refused_use(found, per):
         return None
     try:
         charges = [[min(_number(left), fleet_budget.CHARGED * per), *amounts] for left, *amounts in found["charges"]]
@@ -109,6 +110,22 @@ def use_of(
         return Use(instance, written, ends, _amounts(found["in_flight"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def refused_use(found: Published | None, per: float) -> str:
+    """Why the use in a record is left out: no member can have used that in the time; empty: it is not left out."""
+    if found is None:
+        return ""
+    try:
+        amounts = [_amounts(found["in_flight"]), *(_amounts(charge[1:5]) for charge in found["charges"])]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return "it cannot be read"
+    seconds = fleet_budget.CHARGED * per + _LONGEST_RUN
+    for name, rate in _MOST._asdict().items():
+        amount = sum(getattr(one, name) for one in amounts)
+        if not amount <= rate * seconds:
+            return f"{name} of {amount:.3g}, where the wall clock allows {rate * seconds:.3g} at most"
+    return ""
 
 
 def others_of(uses: Iterable[Use | None], instance: str, living: int, until: float) -> fleet_budget.Others:
@@ -144,8 +161,8 @@ def _amounts(numbers: Iterable[object]) -> fleet_budget.Amounts:
 
 def _number(found: object) -> float:
     number = float(found)  # type: ignore[arg-type]  # raises what use_of expects
-    if not 0 <= number <= _MOST:
-        raise ValueError(f"{number} is below 0, or more than any run uses")
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{number} is no amount")
     return number
 
 

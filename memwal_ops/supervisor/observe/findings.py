@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypedDict
 
 from memwal_ops import text
 from memwal_ops.core import answers, figures
-from memwal_ops.errors import TableCorruptError, runbook
+from memwal_ops.errors import StorageCredentialsError, StoreUnavailableError, TableCorruptError, runbook
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.scheduling.discovery import Fault
 
@@ -40,6 +41,8 @@ _FLEET, _EVENTS = "runbooks/split-membership.md", "runbooks/no-events.md"
 # Events that are so late are behind many others, or the queue was not read for a while.
 _LATE_EVENTS = 600.0
 _NAMED = 3
+# Of a table that cannot be read at all, jobs fail with these for the same reason, each by a request of its own.
+_AWAY = {StoreUnavailableError.reason, StorageCredentialsError.reason}
 _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alerts/MemwalOpsJobFailing.md"
 
 
@@ -123,9 +126,9 @@ def not_read_text(count: int, tables: int) -> str:
 
 
 def is_verified(jobs: Mapping[str, Any]) -> bool:
-    """Whether a verification of a table has ended: a poll reads its manifests alone."""
+    """Whether a verification of a table's files has ended: polls read manifests, one of answers alone the indexes."""
     ran = jobs.get(answers.ASKED_BY) or {"last_success": None, "last_outcome": None}
-    return ran["last_success"] is not None or ran["last_outcome"] == "partial"
+    return not ran.get("answers_only") and (ran["last_success"] is not None or ran["last_outcome"] == "partial")
 
 
 def level_of(value: float, limits: tuple[float, float]) -> int:
@@ -246,7 +249,6 @@ def event_findings(service: Mapping[str, Any] | None) -> Iterator[Finding]:
 
 
 def _fleet_findings(fleet: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the findings about a fleet: its store, members that died, members with other tables or another budget."""
     if fleet["error"] is not None:
         own = next(member for member in fleet["members"] if member["name"] == fleet["name"])
         what = f"The store of the fleet cannot be used; this member keeps its {own['tables']} tables. {fleet['error']}"
@@ -259,6 +261,10 @@ def _fleet_findings(fleet: Mapping[str, Any]) -> Iterator[Finding]:
         if not member.get("same_budget", True):
             what = f"The member {member['name']} has another budget than this one, or none, or an earlier release."
             do = "Give each member the same budget: what one without a budget uses is not counted."
+            yield finding(WARNING, what, do, _FLEET)
+        if refused := member.get("refused_use"):
+            what = f"What the member {member['name']} says that it used is left out of the budget: {refused}."
+            do = "See which program writes its records, and end it; its own service writes others."
             yield finding(WARNING, what, do, _FLEET)
         if not member["same_tables"]:
             what = f"The configuration of the member {member['name']} names other tables than this one's."
@@ -291,6 +297,11 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         what = f"{text.counted_as(parts, backlog.noun_of('blocked'))} in total cannot be processed completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
     for bad_answer in answers.bad_answers(table["answers"]):
+        about = _causes(bad_answer.why, table["uri"]) | {f"index {bad_answer.index}"}
+        if same := next((failure for failure in failures if failure.causes & about), None):
+            same.jobs.append(answers.ASKED_BY)
+            same.level = CRITICAL if bad_answer.wrong else same.level
+            continue
         what = bad_answer.describe()
         level = CRITICAL if bad_answer.wrong else WARNING
         yield finding(level, f"{what[:1].upper()}{what[1:]}", bad_answer.remedy, answers.PAGE, uri=table["uri"])
@@ -345,7 +356,8 @@ class _Failure:
     Attributes:
         what: what is wrong with the first one, as a clause.
         error: the error of its last run; None: it is not recorded.
-        undone: it did not fail, but left a part undone.
+        undone: none of them failed, but they left a part undone.
+        causes: what their errors are about, see :func:`_causes`.
     """
 
     jobs: list[str]
@@ -353,52 +365,67 @@ class _Failure:
     what: str
     error: Mapping[str, Any] | None
     undone: bool = False
+    causes: set[str] = field(default_factory=set)
 
     def finding(self, table: Mapping[str, Any], file: str) -> Finding:
         ask = _ask_history(file, table, self.jobs[0], " --failed")
-        what = self.what if len(self.jobs) == 1 else f"{_listed(self.jobs)} failed"
+        jobs = [*dict.fromkeys(self.jobs)]
+        what = self.what if len(jobs) == 1 else f"{_listed(jobs)} {'left a part undone' if self.undone else 'failed'}"
         if self.error is None:
-            return finding(self.level, f"{what}.", ask, _JOB_FAILING, self.jobs)
+            return finding(self.level, f"{what}.", ask, _JOB_FAILING, jobs)
         reason, message = self.error["reason"], self.error["message"]
         page = runbook(self.error["exit_code"] or 0, None if self.undone else reason) or _JOB_FAILING
         told = f"{what}: {reason}. {message}" if self.undone else f"{what}, last with {reason}: {message}"
-        return finding(self.level, told, self.error["remedy"] or ask, page, self.jobs, uri=table["uri"])
+        return finding(self.level, told, self.error["remedy"] or ask, page, jobs, uri=table["uri"])
 
 
 def _failures(table: Mapping[str, Any], errors: RunErrors) -> list[_Failure]:
-    """Return the failures of a table's jobs: those that failed for the same reason are one."""
-    failures: dict[object, _Failure] = {}
+    """Return the failures of a table's jobs, and what they left undone; those of one cause are one."""
+    failures: list[_Failure] = []
     for name, job in applicable_jobs(table).items():
-        if job["last_outcome"] == "partial":
-            error = errors.last_error(table["name"], name)
-            if error is not None:
-                level, what = partial_fault(name)
-                failures[name] = _Failure([name], _level_by_error(error, level), what, error, undone=True)
-        elif job["consecutive_failures"]:
-            error = errors.last_error(table["uri"], name)
-            level, what = next(job_findings(name, job))
-            failure = failures.setdefault(
-                ("", name) if error is None else error["reason"], _Failure([], level, what, error)
-            )
-            failure.jobs.append(name)
-            failure.level = _level_by_error(error, max(failure.level, level))
-    return [*failures.values()]
+        undone = job["last_outcome"] == "partial"
+        if not undone and not job["consecutive_failures"]:
+            continue
+        error = errors.last_error(table["name"] if undone else table["uri"], name)
+        if undone and error is None:
+            continue
+        level, what = partial_fault(name) if undone else next(job_findings(name, job))
+        causes = {name} if error is None else _causes(error["message"], table["uri"]) or {error["reason"]}
+        failure = next((one for one in failures if one.causes & causes), None)
+        if failure is None:
+            failures.append(failure := _Failure([], level, what, error, undone))
+        failure.jobs.append(name)
+        failure.causes |= causes
+        failure.undone &= undone
+        failure.level = _level_by_error(error, max(failure.level, level))
+    return failures
+
+
+# A file of a table, by its path there; and the index that a message begins with, or that nothing was built for.
+_FILE = re.compile(r"(?<![\w/.])((?:[\w.=%-]+/)+)[\w.=%-]+\.\w+")
+_INDEX = re.compile(r"(?:^Index|nothing for index) ([\w.-]+)")
+
+
+def _causes(message: str, uri: str) -> set[str]:
+    """Return what an error is about: the folder of the first file that it names, and an index; empty: neither."""
+    named, index = _FILE.search(message.replace(f"{uri.rstrip('/')}/", "")), _INDEX.search(message)
+    return ({named[1]} if named else set()) | ({f"index {index[1]}"} if index else set())
 
 
 def _level_by_error(error: Mapping[str, Any] | None, level: int) -> int:
-    """Return the level of a failure: that of a damaged table is critical at once."""
     return CRITICAL if error is not None and error["reason"] == TableCorruptError.reason else level
 
 
 def _unreadable(table: Mapping[str, Any], error: Mapping[str, Any], failures: list[_Failure]) -> Finding:
     """Return the finding of a table that cannot be read; failures for the same reason are removed from the list."""
-    part = "cannot be read as a whole" if figures.backlog_of(table).values else "cannot be read"
+    partly = bool(figures.backlog_of(table).values)
+    part, away = ("cannot be read as a whole", set()) if partly else ("cannot be read", _AWAY)
     same = [
         failure
         for failure in failures
-        if (of := failure.error) and (of["reason"] == error["reason"] or of["message"] in error["message"])
+        if (of := failure.error) and (of["reason"] in ({error["reason"]} | away) or of["message"] in error["message"])
     ]
-    cause = error if not same or same[0].error is None else {**error, **same[0].error}
+    cause = error if not same or same[0].error is None else {**same[0].error, "message": error["message"]}
     failures[:] = [failure for failure in failures if failure not in same]
     jobs = [job for failure in same for job in failure.jobs]
     more = f" {_listed(jobs)} {'fails' if len(jobs) == 1 else 'fail'} for this reason." if jobs else ""
@@ -409,7 +436,6 @@ def _unreadable(table: Mapping[str, Any], error: Mapping[str, Any], failures: li
 
 
 def _late(table: Mapping[str, Any], names: Iterable[str], file: str) -> Iterator[Finding]:
-    """Yield the findings of jobs that are late and did not fail: one for each level."""
     late: dict[int, list[tuple[str, str]]] = {}
     for name in names:
         for level, what in job_findings(name, table["jobs"][name]):
@@ -421,7 +447,6 @@ def _late(table: Mapping[str, Any], names: Iterable[str], file: str) -> Iterator
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
     return _listed([*names[:_NAMED], *([f"{len(names) - _NAMED} more"] if len(names) > _NAMED else [])])
 
 
@@ -435,7 +460,6 @@ def _ask_history(file: str, table: Mapping[str, Any], job: str, more: str = "") 
 
 
 def _why_behind(table: Mapping[str, Any], file: str) -> tuple[str, str]:
-    """Return why a table is behind, and what to do."""
     name, job = backlog_job(table)
     if job is None and not file:
         by_hand = f"memwal-ops {name} {shlex.quote(table['uri'])}"

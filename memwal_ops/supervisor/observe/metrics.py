@@ -12,7 +12,6 @@ names, labels and cumulative values.
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import time
@@ -69,47 +68,45 @@ class Family:
     rows: Iterable[tuple[tuple[str, ...], float]]
 
 
-def exposition(parts: Iterable[Iterable[Family] | str]) -> bytes:
-    """Return families as text, with text of the same format between them.
+def exposition(parts: Iterable[Iterable[Family] | str]) -> Iterator[bytes]:
+    """Yield families as text, with text of the same format between them.
 
     Unprintable characters (a label may be a folder's name) are escaped. Lines are kept of a part of one family at a
-    time: ten thousand tables have more than a million.
+    time: ten thousand tables have two million.
     """
-    values, numbers, page = _Values(), _Numbers(), io.BytesIO()
-    sets: dict[tuple[str, ...], _LabelSets] = {}
+    values, numbers = _Values(), _Numbers()
     for part in parts:
         if isinstance(part, str):
-            page.write("".join(f"{_safe(line)}\n" for line in part.split("\n") if line).encode())
+            yield "".join(f"{_safe(line)}\n" for line in part.split("\n") if line).encode()
             continue
         for family in part:
-            known = sets.setdefault(family.labels, _LabelSets(family.labels, values))
-            label_text = known.__getitem__ if len(family.labels) <= _SHARED else known.text
             name, text = family.name, _safe(family.help.replace("\\", r"\\").replace("\n", r"\n"))
-            page.write(f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n".encode())
-            rows = iter(family.rows)
-            while lines := [f"{name}{label_text(labels)} {numbers[value]}\n" for labels, value in islice(rows, _LINES)]:
-                page.write("".join(lines).encode())
-    return page.getvalue()
+            yield f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n".encode()
+            around, rows = _Around(family, values), iter(family.rows)
+            if not family.labels:
+                rows = ((("",), value) for _, value in rows)
+            while lines := [
+                f"{(of := around[labels[1:]])[0]}{values[labels[0]]}{of[1]}{numbers[value]}\n"
+                for labels, value in islice(rows, _LINES)
+            ]:
+                yield "".join(lines).encode()
 
 
 _LINES = 5000
-_SHARED = 2  # label sets with more names are in few families, and are not kept
 
 
-class _LabelSets(dict[tuple[str, ...], str]):
-    """The text of label sets with the same label names, which are sorted."""
+class _Around(dict[tuple[str, ...], tuple[str, str]]):
+    """The text before and after the first label's value, by the other values. Names are sorted."""
 
-    def __init__(self, names: tuple[str, ...], values: _Values) -> None:
-        self._order = sorted(range(len(names)), key=names.__getitem__)
-        self._text = "{" + ",".join(f'{names[place]}="%s"' for place in self._order) + "}" if names else ""
-        self._values = values
+    def __init__(self, family: Family, values: _Values) -> None:
+        self._family, self._values = family, values
 
-    def text(self, labels: tuple[str, ...]) -> str:
-        return self._text % tuple([self._values[labels[place]] for place in self._order])
-
-    def __missing__(self, labels: tuple[str, ...]) -> str:
-        text = self[labels] = self.text(labels)
-        return text
+    def __missing__(self, others: tuple[str, ...]) -> tuple[str, str]:
+        texts = dict(zip(self._family.labels, ("\0", *(self._values[one] for one in others)), strict=False))
+        labels = ",".join(f'{name}="{texts[name]}"' for name in sorted(texts))
+        before, _, after = (f"{{{labels}}} " if texts else " ").partition("\0")
+        self[others] = f"{self._family.name}{before}", after
+        return self[others]
 
 
 class _Values(dict[str, str]):
@@ -131,7 +128,6 @@ class _Numbers(dict[float, str]):
 
 
 def _safe(text: str) -> str:
-    """Return a line of the text format, or a part of one, with its unprintable characters escaped."""
     return text if text.isprintable() else "".join(map(_safe_character, text))
 
 
@@ -177,7 +173,6 @@ class OtlpMetrics:
                 get_logger(__name__).warning("metrics_not_pushed", error=redact(f"{type(error).__name__}: {error}"))
 
     def _collected(self) -> Any:
-        """The values of all metrics now, as the SDK's ``MetricsData``."""
         export, now = self._export, time.time_ns()
         metrics = [
             export.Metric(name, family.documentation, family.unit, data)
@@ -188,7 +183,6 @@ class OtlpMetrics:
         return export.MetricsData([export.ResourceMetrics(self._resource, [scope], "")])
 
     def _series(self, family: Metric, now: int) -> Iterator[tuple[str, Any]]:
-        """What a family becomes: its name and data; nothing if it has no value."""
         export = self._export
         cumulative = export.AggregationTemporality.CUMULATIVE
         samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
@@ -204,7 +198,6 @@ class OtlpMetrics:
             yield kind
 
     def _histograms(self, name: str, samples: list[Sample], now: int) -> Iterator[Any]:
-        """The points of a histogram, of which Prometheus has the counts up to each bound."""
         by_labels: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
         for sample in samples:
             labels = tuple((key, value) for key, value in sample.labels.items() if key != "le")
@@ -232,7 +225,6 @@ def push(registry: CollectorRegistry) -> OtlpMetrics | None:
 
 
 def _interval(environ: Mapping[str, str]) -> float:
-    """Seconds between two pushes."""
     given = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
     known = given.isascii() and given.isdigit()
     return max(_MIN_MILLISECONDS, int(given) if known else _INTERVAL_MILLISECONDS) / 1000
@@ -350,8 +342,8 @@ class Metrics:
             self._add_sum(name, metric)
         self.registry.register(_StatusCollector(status, self.registry))
 
-    def expose(self) -> bytes:
-        """Return the text format; unprintable characters in labels (a label may be a folder's name) are escaped."""
+    def expose(self) -> Iterator[bytes]:
+        """Yield the text format by pieces; unprintable characters in labels are escaped."""
         return exposition(map(_exposed, [*self.registry._collector_to_names]))  # noqa: SLF001 - it has no list
 
     def observe_phases(self, job: str, phases: Mapping[str, float]) -> None:
@@ -415,7 +407,6 @@ class Metrics:
 
 
 def _exposed(collector: Collector) -> Iterable[Family] | str:
-    """The counters and gauges of a collector; of one that has others, the text itself."""
     if isinstance(collector, _StatusCollector):
         return collector.families()
     if isinstance(collector, TableCounter):
@@ -450,50 +441,51 @@ class _StatusCollector(Collector):
                 yield family
 
     def _service_gauges(self, status: Mapping[str, Any], of_tables: _FleetFigures) -> Iterator[Family]:
-        service, pools = status["service"], status["pools"]
-        yield _gauge("ready", "Whether the service is ready.", [((), float(service["ready"]))])
-        yield _gauge("tables", "Tables that are maintained.", [((), float(of_tables.count))])
-        unread = [((), float(of_tables.not_read))]
-        yield _gauge("tables_not_read", "Those of which no poll has ended yet: nothing is known of them.", unread)
-        failed = [((), float(of_tables.unreadable))]
-        yield _gauge("tables_unreadable", "Those whose last poll failed: critical, as in check.", failed)
-        faults = [((), float(len(service["discovery_faults"])))]
-        yield _gauge("pattern_faults", "Patterns that could not be expanded, or match too many tables.", faults)
-        good = 0.0 if service["config"]["error"] else 1.0
-        yield _gauge("config_ok", "1 if the configuration file was valid when it was last read.", [((), good)])
+        service, budget = status["service"], status["service"]["budget"]
+        faults, bad_config = len(service["discovery_faults"]), service["config"]["error"]
+        yield from _gauges(
+            ("ready", "Whether the service is ready.", service["ready"]),
+            ("tables", "Tables that are maintained.", of_tables.count),
+            ("tables_not_read", "Those of which no poll has ended yet: nothing is known of them.", of_tables.not_read),
+            ("tables_unreadable", "Those whose last poll failed: critical, as in check.", of_tables.unreadable),
+            ("pattern_faults", "Patterns that could not be expanded, or match too many tables.", faults),
+            ("config_ok", "1 if the configuration file was valid when it was last read.", not bad_config),
+        )
         for name in ("workers", "busy", "queued"):
-            rows = [((pool,), float(figures[name])) for pool, figures in pools.items()]
+            rows = [((pool,), float(figures[name])) for pool, figures in status["pools"].items()]
             yield _gauge(f"pool_{name}", f"Of each pool: {name}.", rows, "pool")
-        budget = service["budget"]
-        limits = [] if budget is None else [((kind,), amount) for kind, amount in budget["limits"].items()]
-        yield _gauge("budget_limit", "Limits of the budget of the fleet.", limits, "kind")
-        used = [] if budget is None else [((kind,), amount) for kind, amount in budget["used"].items()]
-        yield _gauge("budget_used", "What is charged to the budget of the fleet.", used, "kind")
-        own = [] if budget is None else [((kind,), amount) for kind, amount in budget["own"]["used"].items()]
-        yield _gauge("budget_used_own", "The part of it that runs of this service used.", own, "kind")
-        yield from self._fleet_gauges(service.get("fleet"))
-        yield from self._event_gauges(service.get("events"))
-
-    def _fleet_gauges(self, fleet: status_document.FleetDocument | None) -> Iterator[Family]:
-        reached = [] if fleet is None else [((), float(fleet["error"] is None))]
-        yield _gauge("fleet_ok", "1 if the store of the fleet could be read and written.", reached)
+        for name, text, amounts in (
+            ("limit", "Limits of the budget of the fleet.", {} if budget is None else budget["limits"]),
+            ("used", "What is charged to the budget of the fleet.", {} if budget is None else budget["used"]),
+            ("used_own", "What runs of this service used of it.", {} if budget is None else budget["own"]["used"]),
+        ):
+            yield _gauge(f"budget_{name}", text, [((kind,), amount) for kind, amount in amounts.items()], "kind")
+        fleet, events = service.get("fleet"), service.get("events")
         members = [] if fleet is None else [((member["name"],), member) for member in fleet["members"]]
-        living = [(name, float(member["living"])) for name, member in members]
-        yield _gauge("fleet_member_up", "1 if this member sees that member live.", living, "member")
-        tables = [(name, float(member["tables"])) for name, member in members if member["tables"] is not None]
-        yield _gauge("fleet_member_tables", "Tables that a member maintains.", tables, "member")
-        ages = [(name, member["seconds_since_heartbeat"]) for name, member in members]
-        yield _gauge("fleet_heartbeat_age_seconds", "Seconds since a member's last heartbeat.", ages, "member")
+        reached = None if fleet is None else fleet["error"] is None
+        yield from _gauges(("fleet_ok", "1 if the store of the fleet could be read and written.", reached))
+        for name, text, key in (
+            ("member_up", "1 if this member sees that member live.", "living"),
+            ("member_tables", "Tables that a member maintains.", "tables"),
+            ("heartbeat_age_seconds", "Seconds since a member's last heartbeat.", "seconds_since_heartbeat"),
+        ):
+            rows = [(who, float(member[key])) for who, member in members if member[key] is not None]
+            yield _gauge(f"fleet_{name}", text, rows, "member")
+        known = events is not None
+        yield from _gauges(
+            ("events_ok", "1 if the queue of events could be read.", events["error"] is None if known else None),
+            ("events_lag_seconds", "Age of the oldest message when it was received.",
+             events["lag_seconds"] or 0.0 if known else None),
+            ("events_tables", "Tables that events come for.", events["tables"] if known else None),
+            ("events_missed_tables", "Tables with a commit that no event announced.",
+             len(events["missed"]) if known else None),
+        )  # fmt: skip
 
-    def _event_gauges(self, events: status_document.EventsStatus | None) -> Iterator[Family]:
-        good = [] if events is None else [((), float(events["error"] is None))]
-        yield _gauge("events_ok", "1 if the queue of events could be read.", good)
-        lag = [] if events is None else [((), events["lag_seconds"] or 0.0)]
-        yield _gauge("events_lag_seconds", "Age of the oldest message when it was received.", lag)
-        tables = [] if events is None else [((), float(events["tables"]))]
-        yield _gauge("events_tables", "Tables that events come for.", tables)
-        missed = [] if events is None else [((), float(len(events["missed"])))]
-        yield _gauge("events_missed_tables", "Tables with a commit that no event announced.", missed)
+
+def _gauges(*found: tuple[str, str, float | None]) -> Iterator[Family]:
+    """Yield gauges without labels; None: there is no value."""
+    for name, text, value in found:
+        yield _gauge(name, text, [] if value is None else [((), float(value))])
 
 
 def _gauge(name: str, text: str, rows: Iterable[tuple[tuple[str, ...], float]], *labels: str) -> Family:

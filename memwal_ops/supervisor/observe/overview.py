@@ -129,7 +129,6 @@ def row_of(
 
 
 def _folder(uri: str) -> str:
-    """Return the folder of a table, or the catalog's part of its URI."""
     parent = uri.partition("?")[0].rstrip("/").rpartition("/")[0]
     return parent if not is_catalog(uri) or "/" in parent.partition("://")[2] else uri.partition("?")[0]
 

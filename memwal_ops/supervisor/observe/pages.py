@@ -91,7 +91,6 @@ def _start(table: str, name: str, job: Mapping[str, Any], *, short: bool = False
 
 
 def _waits(job: Mapping[str, Any]) -> bool:
-    """Whether a job is in backoff, or its circuit breaker is open."""
     return bool(job["backoff_seconds"] or job.get("breaker"))
 
 
@@ -358,7 +357,6 @@ class Pages:
     def _charts(
         self, table: Mapping[str, Any], history: Mapping[str, Any] | None, query: str, here: str
     ) -> dict[str, Any]:
-        """Return the variables ``charts``, ``ranges`` and ``cost`` of a table's page."""
         given = parse_qs(query).get("range", [""])[-1] if len(query) < _MAX_RUNS * 100 else ""
         wanted = given if given in RANGES else _RANGE
         (span, each, each_text), now, name = RANGES[wanted], datetime.now(UTC), table["name"]
@@ -380,7 +378,6 @@ class Pages:
         return {"charts": charts, "ranges": ranges, "cost": table_view.cost_view(ledger)}
 
     def _budget_chart(self, budget: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the chart of the budget over its period, if there is one."""
         now = datetime.now(UTC)
         since = now - timedelta(seconds=_MIN_SCALE if budget is None else budget["per_seconds"])
         scale = since.timestamp(), now.timestamp()
@@ -388,7 +385,6 @@ class Pages:
         return story(table_view.budget_chart(samples, budget or {"limits": ()}, *scale), *scale)
 
     def _reports(self, table: Mapping[str, Any]) -> RunReports:
-        """What its runs reported, read again once another one has ended."""
         return RunReports(partial(self._runs.get, _stamp(table)), self._format_of)
 
     def _document(self, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -421,7 +417,6 @@ class _CachedRuns:
 
 
 def _stamp(table: Mapping[str, Any]) -> object:
-    """Return a value that changes whenever a run of the table begins or ends."""
     return tuple((job["state"] == "running", job["last_finished"]) for job in table["jobs"].values())
 
 
@@ -452,7 +447,6 @@ def _html(template: str, shell: _Shell, status: int = 200, /, **model: Any) -> P
 
 
 def _runbook(path: str, viewer: Viewer) -> Page:
-    """Return a page of the runbooks, from the installed package."""
     path = "runbooks/README.md" if path == _RUNBOOKS[1:] else path
     shell = _Shell("runbooks", f"/{path}", viewer)
     if not _is_runbook(path):

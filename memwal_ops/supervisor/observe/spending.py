@@ -161,7 +161,6 @@ def ledger_document(
 
 
 def _errors(run: Mapping[str, Any], prices: Mapping[str, cost.Prices]) -> list[float]:
-    """How wrong the estimate was that was made when a run began: none if there was none."""
     expected = (run["plan"] or {}).get("cost")
     if not expected or not run["used"] or run["outcome"] != "succeeded":
         return []

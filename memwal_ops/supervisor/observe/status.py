@@ -205,6 +205,7 @@ def job_status(
         "why": entry.why or None,
         "apply": entry.settings.apply,
         "applies": True,
+        "answers_only": bool(entry.settings.options.get("answers_only")),
         "schedule": None if schedule is None else str(schedule),
         "schedule_seconds": 0.0 if schedule is None else schedule.period(now).total_seconds(),
         "next_due": _iso(fires),
@@ -401,7 +402,6 @@ class FleetStatus(RunReports):
         now: datetime,
         figures: Mapping[str, float],
     ) -> status_document.JobStatus:
-        """Return a job's status: from the running service, else from the history; the lease is the table's."""
         entry = self._with_history(entry, now)
         if lease is not None:
             last = lease.last
@@ -444,12 +444,10 @@ class FleetStatus(RunReports):
         return []
 
     def _close_damaged(self, error: HistoryError) -> None:
-        """Continue without a damaged history: it must not hide the tables."""
         self.close()
         self._history, self.history_error = None, redact(str(error))
 
     def _answers(self, table: FoundTable) -> list[dict[str, Any]]:
-        """Return how well the table's indexes answered, by the history: the service that asked does not run."""
         jobs = [job for job in table.settings.jobs.values() if job.job.reads_only and job.enabled]
         asked = [last_answers(self._runs(table=table.uri, job=job.name, limit=_WITH_REPORT)) for job in jobs]
         return [dict(answer) for answers in asked for answer in answers]
@@ -533,7 +531,6 @@ def _read(found: FoundTable) -> TableReading:
 
 
 def _instance(folder: str) -> str | None:
-    """Return the instance id of a state folder's service; None if none ever ran there."""
     try:
         with open(os.path.join(folder, "instance"), encoding="ascii") as file:
             return str(uuid.UUID(file.read().strip()))
@@ -576,7 +573,6 @@ class ScheduledTables:
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        """A history that cannot be read leaves pages with what was read before."""
         try:
             yield
         except HistoryError as error:

@@ -85,7 +85,7 @@ class BreakerStatus(TypedDict):
 class JobStatus(TypedDict):
     """A job on a table. Times are ISO 8601, UTC; None: never, or unknown.
 
-    ``applies``: whether it applies to the table, as far as polls have shown it.
+    ``applies``: whether it applies to the table, as far as polls have shown it. ``answers_only``: of a verification.
     ``next_run``: see :class:`memwal_ops.core.outlook.NextRun`; None for a job whose metrics do not show it.
     ``limit``: that of the fleet's budget which a run would pass, if it waits for that.
     ``asked``: who requested the run that is due or in flight, ``by`` and ``since``. ``progress``: of the run in flight,
@@ -99,6 +99,7 @@ class JobStatus(TypedDict):
     why: str | None
     apply: bool
     applies: bool
+    answers_only: bool
     schedule: str | None
     schedule_seconds: float
     next_due: str | None
@@ -215,7 +216,8 @@ class MemberStatus(TypedDict):
     """A member of the fleet, by its last record; what is None could not be read.
 
     ``tables``: those that it maintains, of ``known_tables``. ``same_tables``: its configuration names the tables that
-    this member's does; ``same_budget``: it has the same ``budget``.
+    this member's does; ``same_budget``: it has the same ``budget``; ``refused_use``: why what
+    it says that it used is left out of the budget.
     """
 
     name: str
@@ -227,6 +229,7 @@ class MemberStatus(TypedDict):
     known_tables: int | None
     same_tables: bool
     same_budget: bool
+    refused_use: str | None
     seconds_since_heartbeat: float
 
 

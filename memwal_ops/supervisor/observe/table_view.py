@@ -53,7 +53,6 @@ def view_of(table: Mapping[str, Any], reported: Sequence[findings.Finding]) -> d
 
 
 def _verdict(backlog: Figures, jobs: Mapping[str, Any]) -> str:
-    """Return why there is nothing to do, and what runs next."""
     waiting = int(backlog.amount("backlog") or 0)
     waits = f"{counted_as(waiting, backlog.noun_of('backlog'))} wait, within the limits" if waiting else "nothing waits"
     running = [name for name, job in jobs.items() if job["state"] == "running"]
@@ -87,6 +86,8 @@ def asked_view(table: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> l
             continue
         result = ", ".join(f"{one['name']} {amount_text(one['value'], one['unit'])}" for one in run_figures(run, table))
         why = run["error"]["message"] if run["error"] else (run["decision"] or "").replace("_", " ")
+        only = (run["plan"].get("options") or {}).get("answers_only")
+        why += "; only its indexes were asked" if only and not run["error"] else ""
         text = f"{run['outcome']}: {why}{f' ({result})' if result else ''}"
         about = {"job": run["job"], "by": by, "since": run["started"], "text": text}
         shown[run["job"]] = {**about, "busy": False, "run": run["id"], "share": None}
@@ -99,7 +100,6 @@ def run_figures(run: Mapping[str, Any], table: Mapping[str, Any]) -> list[dict[s
 
 
 def _progress(job: Mapping[str, Any], before: str = "") -> str:
-    """Return what a run does now, how much of it is done, and how long it still takes."""
     doing = job.get("progress")
     if not doing:
         return ""

@@ -155,6 +155,7 @@ class PollResults:
             idle = idle and same and _is_idle(state)
             self._due.queue_triggered(state, reading.began)
             self._due.queue_asking(state)
+            self._due.queue_retraining(state)
         else:
             state.reading = None
         self._due.decide_scheduled(state, reading.began)
@@ -175,7 +176,6 @@ class PollResults:
             self._log.warning("poll_failed", table=state.table.name, error=state.error)
 
     def _take_figures(self, state: TableState, result: Mapping[str, Any]) -> bool:
-        """Keep the figures of a poll; return whether they are those of the one before."""
         version, figures, waited = state.version, state.figures, state.backlog.amount("backlog")
         # Each answer has strings of its own: of ten thousand tables, 15 MB.
         state.figures = {intern(name): value for name, value in result["figures"].items()}
@@ -195,7 +195,6 @@ class PollResults:
         return _is_same(state, version, figures)
 
     def _aged(self, state: TableState) -> dict[str, float]:
-        """The figures of a table that has not changed since the last poll: only ages grow."""
         passed, ages = self._shared.clock.monotonic() - state.result_at, ages_of(state)
         return {name: value + passed if value and name in ages else value for name, value in state.figures.items()}
 
@@ -218,7 +217,6 @@ class PollResults:
 
 
 def _is_same(state: TableState, version: int | None, figures: Mapping[str, float]) -> bool:
-    """Whether a poll found the version and the figures of the one before, ages aside."""
     ages = ages_of(state)
     return version == state.version is not None and all(
         figures.get(name) == value for name, value in state.figures.items() if name not in ages
@@ -226,7 +224,6 @@ def _is_same(state: TableState, version: int | None, figures: Mapping[str, float
 
 
 def _is_idle(state: TableState) -> bool:
-    """Whether a poll found nothing waiting, and no trigger that an age could fire."""
     return not state.backlog.amount("backlog") and not any(state.figures.get(name) for name in watched_ages(state))
 
 
@@ -469,7 +466,6 @@ class BacklogPolling:
 
 
 def _reuse_seconds(state: TableState) -> float:
-    """For how long the figures of a table with an unchanged fingerprint are reused."""
     expected = state.table.settings.expect_writes_within
     left = _UNFLUSHED_SECONDS if state.backlog.amount("unflushed") else _READ_AGAIN_SECONDS
     return left if expected is None else min(left, expected.total_seconds() / _EXPECTED_PART)

@@ -194,7 +194,6 @@ def _unusable(pattern: str | None, table: FoundTable) -> Fault | None:
 
 
 def _duplicate_names(pattern: str, tables: list[FoundTable], first: FoundTable) -> Fault:
-    """Report tables with the name of another one: they would share its history and metrics, so they are skipped."""
     why = (
         f"{tables[0].uri} has the name {first.name!r} of {first.uri}, and is not maintained"
         f"{f' ({len(tables)} such tables)' if len(tables) > 1 else ''}. Give one of the two entries a name."
@@ -263,7 +262,6 @@ def _walk(store: Store, folder: str, parts: list[str]) -> Iterator[str]:
 
 
 def _any(patterns: Iterable[str], name: str, uri: str) -> bool:
-    """Whether any pattern matches the name, or the whole URI if the pattern is a URI or an absolute path."""
     return any(
         fnmatchcase(uri if "://" in pattern or pattern.startswith("/") else name, pattern) for pattern in patterns
     )

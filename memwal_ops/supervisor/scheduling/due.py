@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from memwal_ops.core import leases
-from memwal_ops.core.answers import bad_answers
+from memwal_ops.core.answers import bad_answers, fallen_recall
 from memwal_ops.core.job import Objective
 from memwal_ops.core.worth import missed_objective
 from memwal_ops.supervisor.config.effective import JobSettings
@@ -216,7 +217,6 @@ def _take_run(
 
 
 def _is_finding(entry: tables.TableJob, outcome: str) -> bool:
-    """Whether a run with that outcome is one that found damage."""
     return entry.settings.job.reads_only and outcome == "partial"
 
 
@@ -265,6 +265,26 @@ class DueJobs:
             if bad and due and entry.settings.schedule is not None and state.version not in asked:
                 self._shared.enqueue(*entry.key, "answers")
 
+    def queue_retraining(self, state: tables.TableState) -> None:
+        """Queue what may train indexes anew of which a verification found that their recall fell."""
+        for entry in filter(state.applies_to, state.entries.values()):
+            why, _ = self.retraining(entry)
+            if why and entry.state == tables.IDLE:
+                self._shared.enqueue(*entry.key, f"answers: {why}")
+
+    def retraining(self, entry: tables.TableJob) -> tuple[str, Mapping[str, Any]]:
+        """Why the next run of a job may train indexes anew, with the options of that; empty: it may not.
+
+        Each verification counts for one run. That no index is trained twice in a week follows from when it was built.
+        """
+        options, now = entry.settings.job.low_recall_options, self._shared.clock.now()
+        state = self._shared.tables.get(entry.table.name)
+        if not options or options.keys() & entry.settings.options.keys() or state is None:
+            return "", {}
+        found = [one for other in state.entries.values() for one in fallen_recall(other.answers, now)]
+        new = [why for why, asked in found if entry.attempted is None or entry.attempted < asked]
+        return "; ".join(new), options if new else {}
+
     def decide_scheduled(self, state: tables.TableState, began: float) -> None:
         """Skip scheduled runs that would find nothing to do, and queue the others."""
         now = self._shared.clock.now()
@@ -288,7 +308,6 @@ class DueJobs:
                 self._shared.enqueue(*entry.key, "schedule")
 
     def _why_skip(self, entry: tables.TableJob, state: tables.TableState, began: float) -> str | None:
-        """Why a scheduled run would find nothing to do; None: it may find something."""
         if self.is_unchanged(entry):
             return "unchanged"
         if state.error is not None or not entry.settings.skips_if_not_due:
@@ -303,7 +322,6 @@ class DueJobs:
         return ignores_triggers(entry, self._shared.settings.config.backoff.longest, self._shared.clock.now())
 
     def _is_done_elsewhere(self, entry: tables.TableJob, last: leases.LastRun) -> bool:
-        """Whether a scheduled run is not necessary, given the last run of the job by its lease."""
         shared = self._shared
         if shared.instance is None or not is_schedule_met(entry, last, shared.instance, shared.clock.now()):
             return False

@@ -461,7 +461,6 @@ class _Simulation:
         self.scheduler.on_message(worker, message)  # type: ignore[arg-type]  # see _Pools
 
     def _result(self, number: int, entry: TableJob) -> Result:
-        """What a run comes to: what the last one did."""
         played = self._tables[entry.table.name]
         used = self.scheduler.ranking.expected_use(entry)
         if entry.failures or played.error is not None:
@@ -511,7 +510,6 @@ class _Simulation:
         self._polled.append(table)
 
     def _is_quiet(self, state: TableState) -> bool:
-        """Whether only what happens makes something due, and not time."""
         known = state.reading is not None and state.reading.fingerprint  # by which a run is not necessary
         if not known or any(state.figures.get(name) for name in watched_ages(state)):
             return False
@@ -608,7 +606,6 @@ class _Simulation:
 
 
 def _debts(entry: TableJob) -> set[str]:
-    """The figures that a run of a job brings down to 0, if it does all that is due."""
     spec, when = entry.settings.job, entry.settings.when
     names = set(spec.objectives.values()) | (set() if when is None else set(when.figures))
     names |= {saving.metric for saving in spec.saves}

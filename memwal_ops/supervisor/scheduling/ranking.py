@@ -274,7 +274,6 @@ class Ranking:
         return Due(entry.key, waits_since(entry), worth, ASKED if entry.at_once else SAFETY if safe else 0)
 
     def _worth(self, entry: TableJob) -> tuple[Worth, fleet_budget.Amounts]:
-        """What the next run is worth and uses; computed once for each poll of the table, and run of the job."""
         state = self._tables.get(entry.table.name)
         stamp = (None if state is None else state.result_at, entry.ended, id(entry.settings))
         known = self._worths.get(entry.key)
@@ -315,7 +314,6 @@ class Ranking:
 
 
 def _shadow(first: Due, turn: Due | None, *, allowed: bool) -> dict[str, Any]:
-    """What the policy would have done in place of starting ``first``, which has waited longest."""
     if turn is not None and turn.key == first.key:
         return {"would": "run"}
     if not allowed or turn is None:

@@ -90,7 +90,6 @@ class RunEnds:
         self._update(entry, "failed", now, now, details.get("exit_code") or 1)
 
     def _count(self, entry: TableJob, run: RunState, outcome: str, details: Mapping[str, Any], ran: float) -> None:
-        """Count what a run used and achieved: in the metrics, for the next estimates, and in the budget."""
         shared, now, name = self._shared, self._shared.clock.now(), entry.settings.name
         report, metrics = details.get("report"), shared.metrics
         if entry.settings.job.reads_only:
@@ -111,7 +110,6 @@ class RunEnds:
         metrics.observe_phases(name, details.get("phases") or {})
 
     def _log_end(self, entry: TableJob, outcome: str, seconds: float, fields: dict[str, Any]) -> None:
-        """Log the end of a run. What blocks a part of the table is logged once, and again when it changes."""
         level, same = outcomes.LEVELS.get(outcome, 20), fields == entry.logged
         entry.logged = fields if "blocked" in fields else None
         if same:
@@ -120,7 +118,6 @@ class RunEnds:
         self._log.log(level, "run_finished", **about, **fields)
 
     def _update(self, entry: TableJob, outcome: str, now: datetime, started: datetime, code: int) -> None:
-        """Update a job after a run: its outcome, its failures, and when the next run may begin."""
         shared = self._shared
         entry.outcome, entry.finished, entry.ended = outcome, now, shared.clock.monotonic()
         entry.state, entry.due, entry.waiting = IDLE, None, None
@@ -341,7 +338,6 @@ class Dispatcher:
         return now + _LOOK_AGAIN if entry.waiting == "earlier" else entry.not_before
 
     def _must_wait(self, entry: TableJob, now: datetime) -> bool:
-        """Whether another job on its table must run before."""
         shared = self._shared
         if entry.started is not None and not shared.once:
             return False
@@ -433,9 +429,10 @@ class Starter:
         """Start a job, with its lease, if it needs one."""
         shared, settings = self._shared, entry.settings
         now, mono, state = shared.clock.now(), shared.clock.monotonic(), shared.tables[entry.table.name]
+        options = {**settings.options, **self._polling.due.retraining(entry)[1]}
         plan = {
             "apply": settings.apply,
-            "options": dict(settings.options),
+            "options": options,
             "backlog": state.figures,
             "version": state.version,
             "token": None if lease is None else lease.token,
@@ -449,7 +446,7 @@ class Starter:
             uri=entry.table.uri,
             storage_options=dict(entry.table.settings.storage_options),
             job=settings.name,
-            options=dict(settings.options),
+            options=options,
             apply=settings.apply,
             lease=None if lease is None else lease_document(lease),
             named=settings.named,
@@ -466,7 +463,6 @@ class Starter:
 
 
 def _leased(entry: TableJob, other: Lease | None) -> dict[str, Any]:
-    """The entry of ``leased_elsewhere``."""
     expires: datetime | None = None if other is None else other.expires
     return {
         "table": entry.table.name,

@@ -162,14 +162,12 @@ class Timers:
         return timer is not None and timer.due == due
 
     def _add(self, key: Key, setting: object, after: Any, jitter: float, first: datetime) -> None:
-        """Add a timer, or replace it if its ``setting`` has changed."""
         known = self._timers.get(key)
         if known is None or known.setting != setting:
             self._timers[key] = _Timer(setting, after, jitter, first, first)
             heapq.heappush(self._queue, (first, key))
 
     def _advance(self, key: Key, timer: _Timer, now: datetime) -> datetime:
-        """Move a timer to its next time after now; return the last one of those that have passed."""
         passed = timer.base
         while (following := timer.after(passed)) <= now:
             passed = following

@@ -534,7 +534,6 @@ def is_triggered(why: str) -> bool:
 
 
 def _fruitless(rows: Sequence[Any]) -> dict[str, Any]:
-    """``fruitless`` and ``fruitless_at`` of runs, the newest first; without those by schedule."""
     ended = []
     for row in rows:
         if (_loaded(row["versions"]) or []) or (_loaded(row["achieved"]) or {}):
@@ -545,7 +544,6 @@ def _fruitless(rows: Sequence[Any]) -> dict[str, Any]:
 
 
 def _columns(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Details of a run as columns."""
     return {
         name: json.dumps(value, default=str) if name in {"plan", "log", *_DOCUMENTS} and value is not None else value
         for name, value in details.items()

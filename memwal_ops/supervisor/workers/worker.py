@@ -203,7 +203,6 @@ class _Listener:
 
 
 def _line(level: str, event: Mapping[str, Any]) -> str:
-    """Return an event as one line: time, level, event, and its fields."""
     first = f"{event.get('timestamp', '')} {event.get('level', level)} {event.get('event', '')}"
     rest = (f"{key}={value}" for key, value in event.items() if key not in {*_FIRST, *_BOUND})
     return printable(" ".join([first, *rest])[:_MAX_LINE])
@@ -215,7 +214,6 @@ _BOUND = ("job", "table")
 
 
 def _plan_text(run: Run) -> str:
-    """What a plan found, for people; empty for a run that acts."""
     return "" if run.acts or run.report is None else printable(redact(run.report.describe())[:_MAX_TEXT], lines=True)
 
 
@@ -267,7 +265,6 @@ def _polled(request: Mapping[str, Any]) -> protocol.Result:
 
 
 def _recorded(request: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The last run of each failing job by its lease; none of those whose lease cannot be read."""
     recorded: dict[str, dict[str, str]] = {}
     with suppress(errors.MemwalOpsError):
         store = open_store(registry.location_of(request["uri"], request["storage_options"]))

@@ -39,7 +39,7 @@ def served(tmp_path: Path) -> Iterator[HttpServer]:
     tokens.chmod(0o600)
     pages = pages_of(document)
     server = HttpServer(
-        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: b"m 1\n",
+        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: [b"m 1\n"],
         status=lambda: document, runs=lambda **_: [], pages=pages.page_at, sign_in=pages.sign_in,
         refused=pages.refused, tokens=TokenFile(str(tokens)),
         actions=_Actions(),  # type: ignore[arg-type]  # one of its methods

@@ -56,7 +56,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return {"service": service, "pools": pools, "tables": tables}
 
     server = HttpServer(
-        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: b"m 1\n",
+        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: [b"m 1\n"],
         status=status, runs=stage.history.runs, run=stage.history.run, actions=Actions(stage.scheduler),
         tokens=TokenFile(str(folder / "tokens")),
     )  # fmt: skip

@@ -109,7 +109,7 @@ def serve(folder: Path, tokens: TokenFile | None) -> Iterator[Served]:
     loop = threading.Thread(target=turn, daemon=True)
     loop.start()
     server = HttpServer(
-        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: b"m 1\n",
+        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: [b"m 1\n"],
         status=lambda: {"tables": status_of(stage.scheduler)[0]}, runs=stage.history.runs, run=stage.history.run,
         pages=page, sign_in=lambda error: Page("text/html", error.encode()), allowed_hosts=["ops.example.org"],
         actions=Actions(stage.scheduler), tokens=tokens, audit=Audit(str(folder)),

@@ -30,7 +30,7 @@ LARGE = b"x" * (64 << 20)
 
 def serve(host: str = "127.0.0.1", allowed_hosts: tuple[str, ...] = ()) -> HttpServer:
     return HttpServer(
-        host, 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: LARGE, status=dict,
+        host, 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: [LARGE], status=dict,
         runs=lambda **_: [], allowed_hosts=allowed_hosts,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_half_requests_render_no_page_and_a_page_is_rendered_once_until_it_chang
     tables = FakeTables(document)
     pages = pages_of(document, tables=tables)
     server = HttpServer(
-        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: b"", status=dict,
+        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=list, status=dict,
         runs=lambda **_: [], pages=pages.page_at,
     )  # fmt: skip
     try:
@@ -120,10 +120,10 @@ def test_a_whole_request_is_answered_beside_half_ones() -> None:
     """However many come meanwhile."""
     began, may_end = threading.Event(), threading.Event()
 
-    def metrics() -> bytes:
+    def metrics() -> list[bytes]:
         began.set()
         assert may_end.wait(PATIENCE)
-        return b"m 1\n"
+        return [b"m 1\n"]
 
     server = HttpServer("127.0.0.1", 0, alive=None, ready=None, metrics=metrics, status=dict, runs=None)  # type: ignore[arg-type]  # not asked
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def served() -> Iterator[HttpServer]:
     server = HttpServer(
-        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (False, "starting"), metrics=lambda: b"m 1\n",
+        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (False, "starting"), metrics=lambda: [b"m 1\n"],
         status=lambda: {"tables": []}, runs=lambda **_: [],
     )  # fmt: skip
     yield server

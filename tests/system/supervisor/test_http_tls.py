@@ -59,7 +59,7 @@ def served(tmp_path: Path) -> Iterator[HttpServer]:
     (tmp_path / "tokens").write_text("t" * 20)
     (tmp_path / "tokens").chmod(0o600)
     server = HttpServer(
-        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: b"", status=dict,
+        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=list, status=dict,
         runs=lambda **_: [], certificate=Certificate(str(tmp_path / "one.crt"), str(tmp_path / "one.key")),
         tokens=TokenFile(str(tmp_path / "tokens")), sign_in=lambda error: Page("text/html", error.encode()),
     )  # fmt: skip

@@ -106,7 +106,7 @@ def test_every_path(stage: Stage) -> None:
 
 
 def values(stage: Stage) -> dict[str, float]:
-    lines = stage.metrics.expose().decode().splitlines()
+    lines = b"".join(stage.metrics.expose()).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
 

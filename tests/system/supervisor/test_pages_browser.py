@@ -65,7 +65,7 @@ def show(driver: Any, document: dict[str, Any]) -> Iterator[Callable[..., None]]
     costs = {one["name"]: 0.02 * at for at, one in enumerate(document["tables"])}
     pages = pages_of(document, tables=FakeTables(document, later, costs))
     server = HttpServer(
-        "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=lambda: b"",
+        "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=list,
         status=lambda: document, runs=lambda **_: [], pages=pages.page_at,
     )  # fmt: skip
 
@@ -332,7 +332,7 @@ def _operated(document: dict[str, Any], folder: Path, driver: Any, **changes: An
     pages = pages_of(document, **changes)
     driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     return HttpServer(
-        "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=lambda: b"",
+        "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=list,
         status=lambda: document, runs=lambda **_: [], pages=pages.page_at, sign_in=pages.sign_in,
         refused=pages.refused, acted=pages.acted,
         actions=_Actions(document), tokens=TokenFile(str(tokens)),  # type: ignore[arg-type]  # some of its methods

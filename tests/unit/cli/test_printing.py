@@ -127,7 +127,7 @@ def test_labels_of_metrics() -> None:
     metrics.registry = type(metrics.registry)()
     metrics.polls = metrics._of_tables("polls", "x", "outcome")
     metrics.polls.add("a\u202eb\x1b", "failed")
-    text = metrics.expose().decode()
+    text = b"".join(metrics.expose()).decode()
     assert not unsafe(text)
     assert r'table="a\\u202eb\\x1b"' in text
 

@@ -255,6 +255,20 @@ def test_no_read_permission_is_about_credentials(shared: Path) -> None:
         store.get("object")
 
 
+def test_a_folder_that_may_not_be_read_hides_none_beside_it(shared: Path) -> None:
+    """One such table of a database kept all others from being found."""
+    for name in ("a/data/1", "b/data/1", "c/x"):
+        (shared / name).parent.mkdir(parents=True)
+        (shared / name).write_bytes(b"x")
+    (shared / "a/data").chmod(0)
+    (shared / "c").chmod(0)
+    with unprivileged():
+        level = open_store(resolve(shared)).list_level()
+    (shared / "a/data").chmod(0o755)
+    (shared / "c").chmod(0o755)
+    assert (level.directories, level.empty) == (("a", "b", "c"), ())
+
+
 def test_a_refused_delete_is_reported(shared: Path) -> None:
     (shared / "object").write_bytes(b"x")
     shared.chmod(0o555)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from datetime import UTC
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,12 +31,13 @@ _NAMES = re.compile(r"`([^`]+)`|([^.`]+)")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment. ``fragments``: those that it covers by the manifest; ``version``: when it was made."""
+    """One segment. ``fragments``: those that it covers by the manifest; ``version``, ``built_at``: when it was made."""
 
     uuid: str
     fragments: frozenset[int]
     size: int
     version: int
+    built_at: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class AskedIndex:
     @property
     def identified(self) -> dict[str, Any]:
         """What identifies it in a report: arguments of :class:`memwal_ops.core.answers.IndexAnswers`."""
-        return {"index": self.name, "type": self.type, "segments": len(self.segments)}
+        built = [segment.built_at for segment in self.segments]
+        oldest = None if None in built else min(filter(None, built), default=None)
+        return {"index": self.name, "type": self.type, "segments": len(self.segments), "built_at": oldest}
 
     @property
     def arrow(self) -> pa.DataType | None:
@@ -119,7 +123,11 @@ class Pinned:
             parts = sorted(description.segments, key=lambda part: part.dataset_version_at_last_update)
             segments = [
                 Segment(
-                    str(one.uuid), frozenset(one.fragment_ids), one.size_bytes or 0, one.dataset_version_at_last_update
+                    str(one.uuid),
+                    frozenset(one.fragment_ids),
+                    one.size_bytes or 0,
+                    one.dataset_version_at_last_update,
+                    None if one.created_at is None else one.created_at.astimezone(UTC).isoformat(timespec="seconds"),
                 )
                 for one in parts
             ]

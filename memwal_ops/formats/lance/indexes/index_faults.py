@@ -15,6 +15,7 @@ Two kinds of proof: :func:`known_faults` from manifests and small files, :func:`
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -291,16 +292,18 @@ def outdated_zones(table: Table, index: BaseIndex) -> str | None:
     """Why a zone map or bloom filter must not be updated but built anew; None: it may be updated.
 
     Where a column was changed in place, the index claims the fragment no more, and its file keeps the fragment's zones,
-    with the rows that were NULL. pylance's update adds the new zones beside them, and claims the fragment again. What
-    cannot be read may be updated: the update fails by itself.
+    with the rows that were NULL. pylance's update adds the new zones beside them, and claims the fragment again; one by
+    another program left a zone twice. What cannot be read may be updated: the update fails by itself.
     """
     if index.type not in FRAGMENTS_IN or exported_store(table) is not None:
         return None
     live = {fragment.id for fragment in table.manifest.manifest.fragments}
+    outdated: set[int] = set()
     try:
-        outdated = frozenset[int]().union(
-            *(fragments_in(table, index, entry) & live - covered_by([entry]) for entry in index.segments)
-        )
+        for entry in index.segments:
+            zones = Counter(_zones(table, index, entry))
+            outdated |= {fragment for fragment, _ in zones} & live - covered_by([entry])
+            outdated |= {fragment for (fragment, _), times in zones.items() if times > 1} & live
     except MemwalOpsError:
         return None
     return f"its files have outdated zones of {_listed(sorted(outdated))}" if outdated else None
@@ -308,10 +311,15 @@ def outdated_zones(table: Table, index: BaseIndex) -> str | None:
 
 def fragments_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
     """The fragments of which a segment of a zone map or bloom filter has zones. One file is read."""
+    return frozenset(fragment for fragment, _ in _zones(table, index, entry))
+
+
+def _zones(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> Iterator[tuple[int, int]]:
+    """The fragment and the start of each zone."""
     path = f"{index_folder(table, entry)}/{FRAGMENTS_IN[index.type]}"
     with lance_errors("read index", path):
-        reader = open_index_file(table.location, path, ["fragment_id"])
-        return frozenset(reader.read_all().to_table()["fragment_id"].unique().to_pylist())
+        zones = open_index_file(table.location, path, ["fragment_id", "zone_start"]).read_all().to_table()
+    return zip(zones["fragment_id"].to_pylist(), zones["zone_start"].to_pylist(), strict=True)
 
 
 def _sampled(table: Table, index: BaseIndex) -> IndexFault | None:

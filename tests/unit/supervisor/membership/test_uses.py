@@ -25,6 +25,7 @@ from memwal_ops.supervisor.membership.records import (
     is_same,
     others_of,
     published,
+    refused_use,
     use_of,
 )
 
@@ -278,6 +279,23 @@ def test_a_record_that_cannot_be_read_is_no_use(key: str, value: Any) -> None:
     found = published({"cpu": 1.0}, PER, [Charge(PER, Amounts(2.0))], Amounts(), 0.0, shadow=False)
     use = use_of("b", {**found, key: value}, EPOCH, EPOCH, 0.0)
     assert use is None or all(one.used.cpu >= 0 for one in use.charges)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "in_flight", "why"),
+    [
+        (3600.0, 100.0, ""),
+        (1e9, 0.0, "cpu of 1e+09"),
+        (0.0, 1e9, "cpu of 1e+09"),
+        (-5.0, 0.0, "it cannot be read"),
+    ],
+)
+def test_use_beyond_what_the_wall_clock_allows_is_left_out_and_named(cpu: float, in_flight: float, why: str) -> None:
+    """It would keep all members from running anything for as long as it is charged."""
+    found = published({"cpu": 1.0}, PER, [Charge(PER, Amounts(cpu))], Amounts(in_flight), 0.0, shadow=False)
+    assert (use_of("b", found, EPOCH, EPOCH, 0.0, PER) is None) == bool(why)
+    assert refused_use(found, PER).startswith(why)
+    assert bool(refused_use(found, PER)) == bool(why)
 
 
 def reading_of_a_dead_one(charges: list[Any], in_flight: list[Any]) -> tuple[Store, MemberRecords, Reading]:

@@ -485,7 +485,10 @@ def test_check_pages_and_metrics_agree_on_a_table_that_cannot_be_read(error: str
     worst = max((level for level, _ in table_faults(one)), default=OK)
     assert worst == (OK if error is None else CRITICAL)
     assert max((level_of_finding(found) for found in pages_of(document).findings(one)), default=OK) == worst
-    assert f"memwal_ops_tables_unreadable {float(error is not None)}" in Metrics(lambda: document).expose().decode()  # type: ignore[arg-type, return-value]  # of the support
+    assert (
+        f"memwal_ops_tables_unreadable {float(error is not None)}"
+        in b"".join(Metrics(lambda: document).expose()).decode()
+    )  # type: ignore[arg-type, return-value]  # of the support
 
 
 def test_a_blocked_part_says_its_remedy_once_and_for_this_table() -> None:

@@ -290,6 +290,7 @@ def test_phases_are_shares_of_the_whole_run() -> None:
         ({"last_success": None, "last_outcome": "failed"}, False),
         ({"last_success": None, "last_outcome": "partial"}, True),
         ({}, True),
+        ({"answers_only": True}, False),
     ],
 )
 def test_nothing_wrong_is_not_said_of_files_that_none_has_read(verify: dict[str, Any] | None, known: bool) -> None:

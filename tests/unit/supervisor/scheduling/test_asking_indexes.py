@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.observe.status import status_of
+from memwal_ops.supervisor.scheduling.forecast import forecast
+from memwal_ops.supervisor.state.pauses import Pauses
 from tests.support.fakes import START, Stage
 
 if TYPE_CHECKING:
@@ -99,6 +102,71 @@ def test_an_index_that_answered_badly_is_asked_again_when_the_table_was_written(
     stage.turn(2 * HOUR)
     stage.see("a")
     assert stage.in_flight == []
+
+
+def fallen(built: timedelta, trained: float = 0.95, appended: float = 0.6, **changes: Any) -> dict[str, Any]:
+    entry = {**report(0, 3)["answers"][0], "index": "v", "type": "IVF_PQ", "recall": 0.8}
+    entry |= {"built_rows_recall": trained, "appended_rows_recall": appended, "built_at": (START - built).isoformat()}
+    return {**report(0, 3), "answers": [{**entry, **changes}]}
+
+
+OLD = timedelta(days=9)
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "expected"),
+    [
+        (fallen(OLD), "{}", {"retrain": "auto"}),
+        (fallen(OLD), "{max_segments: 4}", {"max_segments": 4, "retrain": "auto"}),
+        (fallen(OLD), "{retrain: never}", None),
+        (fallen(timedelta(days=3)), "{}", None),
+        (fallen(OLD, built_at=None), "{}", None),
+        (fallen(OLD, appended=0.91), "{}", None),
+        (fallen(OLD, appended=None), "{}", None),
+    ],
+    ids=["fell", "with other options", "refused by the file", "built this week", "built unknown", "hardly", "unknown"],
+)
+def test_an_index_whose_recall_fell_may_be_trained_anew_once(
+    tmp_path: Path, found: dict[str, Any], options: str, expected: dict[str, Any] | None
+) -> None:
+    """At most once a week, by one run for each verification, which the plan names before."""
+    jobs = f"{{merge: {{enabled: false}}, snapshot: {{enabled: false}}, catchup: {{options: {options}}}}}"
+    stage = Stage(tmp_path, f"defaults: {{jobs: {jobs}}}\ntables: [{{uri: /a, format: lance}}]\n")
+    stage.due("a", "catchup")
+    stage.turn()
+    assert "retrain" not in stage.request("a", "catchup")[1].options or expected is None
+    stage.answer("a", "catchup")
+    stage.turn(HOUR)
+    stage.due("a", "verify")
+    stage.turn()
+    stage.answer("a", "verify", report=found)
+    stage.see("a")
+    assert (("a", "catchup") in stage.in_flight) == (expected is not None)
+    if expected is None:
+        return
+    assert stage.request("a", "catchup")[1].options == expected
+    assert stage.job("a", "catchup")["why"] == "answers: recall of v fell from 0.95 to 0.60"
+    stage.answer("a", "catchup")
+    stage.turn(HOUR)
+    stage.see("a")
+    assert stage.in_flight == [], "until it is asked again"
+    stage.due("a", "catchup")
+    stage.turn()
+    assert "retrain" not in stage.request("a", "catchup")[1].options
+
+
+def test_a_plan_names_the_training(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, BUILD + TABLES)
+    stage.due("a", "verify")
+    stage.turn()
+    stage.answer("a", "verify", report=fallen(OLD))
+    found, _ = status_of(stage.scheduler)
+    planned = forecast(
+        stage.settings, stage.tables(stage.settings), [*found], Pauses(str(tmp_path)), stage.history, stage.clock.now(),
+        timedelta(hours=2),
+    )  # fmt: skip
+    [run] = [one for one in planned.jobs if (one.table, one.job) == ("a", "catchup")]
+    assert (run.why, run.at is not None) == ("answers: recall of v fell from 0.95 to 0.60", True)
 
 
 def test_the_last_answers_are_known_after_a_restart(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from memwal_ops.cli.check import table_faults
-from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, findings_of
+from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, findings_of, poll_error
 from memwal_ops.supervisor.state.outcomes import classify_result
 from tests.support.fleet import job, table
 
@@ -77,6 +79,81 @@ def test_damage_that_a_verification_found_is_its_reason() -> None:
     assert (details["reason"], details["remedy"]) == ("base_file", "Restore it.")
     assert details["error"] == "data/x.lance: It is missing."
     assert classified(verification(answers=True))["reason"] is None
+
+
+URI = "s3://lake/orders.lance"
+LOST = "data/01.lance is missing, although the newest version refers to it"
+UNREAD = f"It fails: Cannot read index '{URI}/_indices/u-1/page_data.lance': Not found."
+UNAVAILABLE = "Cannot list '_mem_wal_ops/leases': GET http://s3/lake?prefix=orders.lance failed"
+
+
+class _Several(_Errors):
+    def __init__(self, **found: tuple[str, str]) -> None:
+        self.found = found
+
+    def last_error(self, table: str, job: str) -> dict[str, Any] | None:
+        reason, message = self.found[job]
+        return {"reason": reason, "message": message, "remedy": "Restore it.", "exit_code": 9}
+
+
+@pytest.mark.parametrize(
+    ("found", "answer", "poll", "concerned"),
+    [
+        (
+            {
+                "catchup": ("table_corrupt", f"{LOST} (Cannot build index 'v': Not found: lake/orders.lance/data/01)"),
+                "compact": ("table_corrupt", f"data/02.lance is damaged (Cannot read '{URI}')"),
+                "verify": ("missing_object", "data/01.lance: It is missing or damaged."),
+            },
+            None,
+            None,
+            ["catchup", "compact", "verify"],
+        ),
+        (
+            {
+                "catchup": ("indexes_behind", "pylance built nothing for index v and raised no error."),
+                "compact": ("indexes_behind", f"Index v cannot be opened: {URI}/_indices/u-1/page_data.lance is lost."),
+            },
+            UNREAD,
+            None,
+            ["catchup", "compact", "verify"],
+        ),
+        (
+            {"catchup": ("table_corrupt", "_indices/u-1/page_data.lance is missing.")},
+            UNREAD,
+            None,
+            ["catchup", "verify"],
+        ),
+        (
+            {"compact": ("store_unavailable", UNAVAILABLE), "merge": ("store_unavailable", f"{UNAVAILABLE} late")},
+            None,
+            f"Cannot list '{URI}': GET http://s3/lake failed",
+            ["compact"],
+        ),
+    ],
+    ids=["files of one folder", "an index", "an index and its answers", "a store that is away"],
+)
+def test_one_cause_is_one_finding_with_all_that_it_concerns(
+    found: dict[str, tuple[str, str]], answer: str | None, poll: str | None, concerned: list[str]
+) -> None:
+    """One missing file was three findings, an unreachable table two."""
+    partial = {"catchup", "verify"} if poll is None else set()
+    jobs = {
+        name: job(last_outcome="partial") if name in partial else job(last_outcome="failed", consecutive_failures=3)
+        for name in found
+    }
+    check = {"check": "index_misses_rows", "evidence": answer}
+    answers = [] if answer is None else [{"index": "v", "type": "BTree", "wrong": 1, "findings": [check]}]
+    document = {**table("orders"), "jobs": jobs, "answers": answers, "error": None, "blocked": []}
+    if poll is not None:
+        document |= {"backlog": {}, "look_error": poll, "state": "unreadable"}
+        document["error"] = poll_error(document)
+    [one] = findings_of(document, _Several(**found), DEFAULT_LIMITS, "f.yaml")
+    assert (one["level"], one["jobs"], one["do"]) == ("critical", concerned, "Restore it.")
+    for name in found:
+        assert name in one["what"]
+    other = {**document, "answers": [{"index": "w", "type": "BTree", "wrong": 1, "findings": []}]}
+    assert len([*findings_of(other, _Several(**found), DEFAULT_LIMITS, "f.yaml")]) == 2
 
 
 class _Damage(_Errors):

@@ -8,7 +8,7 @@ of which many components are far beyond are not found (recall 0.97 -> 0.00).
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import (
     is_nested,
 )
 from memwal_ops.formats.lance.indexes.codebook import read_codebook, scalar_bounds
-from memwal_ops.formats.lance.indexes.index_faults import dot_product_error, last_client
+from memwal_ops.formats.lance.indexes.index_faults import FRAGMENTS_IN, dot_product_error, last_client, outdated_zones
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.policy import (
     SEGMENT_FLOOR as FLOOR,
@@ -62,15 +62,23 @@ _SEGMENTED = {"BTree": 9, "Bitmap": 9, "Inverted": 9, "NGram": 9, "BloomFilter":
 # holds of a fragment that it does not claim any more counts again once another segment claims the fragment: rows are
 # found by values that they no longer have.
 _EXACT = frozenset({"BTree", "Bitmap", "Inverted"})
+# In place of a column in a data file: another file of its fragment has the column now.
+_REPLACED = -2
 # How many of the newest versions show the release of the table's own writers.
 _VERSIONS = 8
 
 
 def debts_of(table: Table, options: CatchupOptions) -> Mapping[str, SegmentDebt]:
-    """By index, what the next update of it would write; read from the manifest alone."""
-    return {
+    """By index, what the next update of it would write. Requests: those of :func:`finds_old_values`."""
+    debts = {
         name: _policy(table, index, options).debt(_sizes(table, index), _uncovered(table, index))
         for name, index in base_indexes(table).items()
+    }
+    return {
+        name: replace(debt, excess=max(1, debt.excess), bytes=max(debt.bytes, bytes_of(index.segments)))
+        if finds_old_values(table, index := base_indexes(table)[name])
+        else debt
+        for name, debt in debts.items()
     }
 
 
@@ -97,6 +105,7 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
         or is_due(rows - lacking[name].uncovered_rows, lacking[name].uncovered_rows,
                   anew=is_written_anew(table, indexes[name], options))
     ]  # fmt: skip
+    urgent = [name for name, one in lacking.items() if is_urgent(rows - one.uncovered_rows, one.uncovered_rows)]
     return {
         "indexes": len(indexes),
         "uncovered_rows": max((lack.uncovered_rows for lack in lacking.values()), default=0),
@@ -107,7 +116,7 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
         "merged_regions": merged,
         "indexes_behind": len(behind),
         "indexes_due": len(due),
-        "indexes_urgent": sum(is_urgent(rows - lack.uncovered_rows, lack.uncovered_rows) for lack in lacking.values()),
+        "indexes_urgent": len({*urgent, *(name for name, one in indexes.items() if finds_old_values(table, one))}),
         "index_debt": sum(debt.bytes for debt in debts.values()),
         "index_debt_rows": sum(lack.uncovered_rows for lack in lacking.values()),
     }
@@ -125,7 +134,7 @@ def segments_to_merge(table: Table, index: BaseIndex, options: CatchupOptions) -
         return again
     if _release(table) < _SEGMENTED.get(index.type, 0):
         return every
-    return max(again, _back_to_stale(table, index)) if index.type in _EXACT else again
+    return max(again, _back_to_stale(table, index, table.fragment_ids)) if index.type in _EXACT else again
 
 
 def unlike_segments(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
@@ -149,6 +158,22 @@ def may_have_segments(table: Table, index: BaseIndex) -> bool:
     return index.type not in _EXACT or _has_addresses(table)
 
 
+def finds_old_values(table: Table, index: BaseIndex) -> bool:
+    """Whether an index finds rows by values from before a column was changed in place: another program updated it.
+
+    Requests: none where no fragment of it was; else its row addresses, or its zones, are read.
+    """
+    fragments = table.manifest.manifest.fragments
+    changed = {one.id for one in fragments if any(_REPLACED in file.fields for file in one.files)}
+    if index.covered.isdisjoint(changed):
+        return False
+    if index.type in FRAGMENTS_IN:
+        return table.once(("old values", index.name), lambda: outdated_zones(table, index)) is not None
+    if index.type not in _EXACT or len(index.segments) == 1 or not _has_addresses(table):
+        return False
+    return table.once(("old values", index.name), lambda: _back_to_stale(table, index, index.covered)) > 0
+
+
 def has_too_many_segments(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
     """Whether segments of it are merged also without new rows."""
     return len(index.segments) > _policy(table, index, options).max_segments
@@ -169,8 +194,8 @@ def _has_addresses(table: Table) -> bool:
     return not table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS and not had_moves(table.manifest)
 
 
-def _back_to_stale(table: Table, index: BaseIndex) -> int:
-    """How many of the newest segments there are back to the oldest that holds rows of a fragment it does not claim.
+def _back_to_stale(table: Table, index: BaseIndex, fragments: frozenset[int]) -> int:
+    """How many of the newest segments there are back to the oldest that holds rows of one of these but claims it not.
 
     Read are the addresses in the files of all segments. All segments, if they cannot be read.
     """
@@ -180,7 +205,7 @@ def _back_to_stale(table: Table, index: BaseIndex) -> int:
         except MemwalOpsError as error:
             get_logger(__name__).info("index_rows_unread", table=table.location.uri, index=index.name, error=str(error))
             return len(index.segments)
-        if held & table.fragment_ids - covered_by([entry]):
+        if held & fragments - covered_by([entry]):
             return len(index.segments) - at
     return 0
 

@@ -52,6 +52,7 @@ from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, Catchu
 from memwal_ops.formats.lance.jobs.catchup.tiers import (
     bytes_of,
     debts_of,
+    finds_old_values,
     has_too_many_segments,
     misfit,
     unlike_segments,
@@ -269,7 +270,7 @@ def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """The decision for an index: update, below_threshold or unchanged."""
     covers = coverage(index.covered, table.manifest)
     too_many = len(index.segments) > 1 and has_too_many_segments(table, index, options)
-    if too_many or method_of(table, index, options) != "update":
+    if too_many or finds_old_values(table, index) or method_of(table, index, options) != "update":
         return "update"
     if covers.complete:
         return "unchanged"
@@ -403,12 +404,16 @@ def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: Ru
         index_arguments.has_no_update(index)
         or index_faults.outdated_zones(table, index)
         or (unlike_segments(table, index, options) if index.is_vector else None)
+        or (_OLD_VALUES if finds_old_values(table, index) else None)
     ):
         return "rebuild", anew
     found = misfit(table, index, context)
     if found is None:
         return method, None
     return "rebuild" if found.anew else method, found.why
+
+
+_OLD_VALUES = "another program let it find rows by values from before a column was changed in place"
 
 
 def _may_retrain(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:

@@ -278,6 +278,21 @@ def test_the_oldest_segment_may_have_values_of_before(tmp_path: Path) -> None:
     assert_right(uri)
 
 
+def test_a_poll_finds_what_another_process_claimed(tmp_path: Path) -> None:
+    """Before, only the next update healed it, which nothing made due."""
+    uri = exact(tmp_path, base=8)
+    append_units(uri, 1)
+    caught_up(uri)
+    change_in_place(uri, 0)
+    lance.dataset(uri).optimize.optimize_indices()
+    figures = catchup.backlog(open_table(uri))
+    assert (figures["uncovered_rows"], figures["indexes_due"] > 0, figures["indexes_urgent"] > 0) == (0, True, True)
+    assert caught_up(uri) == [[*range(9)]]
+    assert_right(uri)
+    figures = catchup.backlog(open_table(uri))
+    assert (figures["indexes_due"], figures["indexes_urgent"]) == (0, 0)
+
+
 @pytest.mark.long
 def test_a_run_heals_what_another_process_claimed(tmp_path: Path) -> None:
     """pylance's own update merges the newest segment with the rows that none covers, whatever older ones hold."""
