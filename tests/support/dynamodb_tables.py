@@ -1,4 +1,4 @@
-"""Tables at ``s3+ddb://``: their versions are recorded in DynamoDB, which the S3 server of the tests has, too."""
+"""Tables at ``s3+ddb://``: their versions are recorded in moto's DynamoDB."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ def rows_from(first: int, rows: int) -> pa.Table:
 
 @dataclass
 class DynamoTable:
-    """A table at ``s3+ddb://`` that pylance writes."""
+    """A table at ``s3+ddb://`` that pylance writes; its objects are at ``endpoint``."""
 
     endpoint: str
+    dynamodb_endpoint: str
     bucket: str
     path: str = "folder/orders.lance"
 
@@ -72,7 +73,7 @@ class DynamoTable:
 
     @property
     def options(self) -> dict[str, str]:
-        return {**options_for(self.endpoint), "dynamodb_endpoint": self.endpoint}
+        return {**options_for(self.endpoint), "dynamodb_endpoint": self.dynamodb_endpoint}
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -98,7 +99,7 @@ class DynamoTable:
     def entries(self) -> dict[int, dict[str, Any]]:
         """The items of the table, by version."""
         pages = (
-            dynamodb(self.endpoint)
+            dynamodb(self.dynamodb_endpoint)
             .get_paginator("query")
             .paginate(
                 TableName=TABLE,
@@ -109,12 +110,12 @@ class DynamoTable:
         return {int(item["version"]["N"]): item for page in pages for item in page["Items"]}
 
     def put_entry(self, item: dict[str, Any]) -> None:
-        dynamodb(self.endpoint).put_item(TableName=TABLE, Item=item)
+        dynamodb(self.dynamodb_endpoint).put_item(TableName=TABLE, Item=item)
 
     def forget(self, version: int) -> None:
         """Delete the entry of a version, which neither Lance nor memwal-ops ever does."""
         key = {"base_uri": {"S": self.path}, "version": {"N": str(version)}}
-        dynamodb(self.endpoint).delete_item(TableName=TABLE, Key=key)
+        dynamodb(self.dynamodb_endpoint).delete_item(TableName=TABLE, Key=key)
 
     def objects(self, folder: str = "_versions") -> list[str]:
         """Names below a folder of the table."""
@@ -138,17 +139,17 @@ class DynamoTable:
 
 
 @pytest.fixture
-def dynamo_table(s3_endpoint: str, s3_bucket: str) -> Iterator[DynamoTable]:
+def dynamo_table(s3_endpoint: str, s3_bucket: str, moto_endpoint: str) -> Iterator[DynamoTable]:
     """A table of three versions, of ten rows each."""
     import lance
 
-    create_dynamodb_table(s3_endpoint, TABLE)
-    table = DynamoTable(s3_endpoint, s3_bucket)
+    create_dynamodb_table(moto_endpoint, TABLE)
+    table = DynamoTable(s3_endpoint, moto_endpoint, s3_bucket)
     lance.write_dataset(rows_from(0, 10), table.uri, storage_options=table.options)
     table.append(10)
     table.append(20)
     yield table
-    client = dynamodb(s3_endpoint)  # its branches' too: the next test's table has the same path, in another bucket
+    client = dynamodb(moto_endpoint)  # its branches' too: the next test's table has the same path, in another bucket
     for page in client.get_paginator("scan").paginate(TableName=TABLE):
         for item in page["Items"]:
             client.delete_item(TableName=TABLE, Key={key: item[key] for key in ("base_uri", "version")})

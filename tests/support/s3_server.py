@@ -1,8 +1,9 @@
-"""An S3 server on the loopback interface, one per test process, with a fresh bucket per test.
+"""S3 servers on the loopback interface, one of each per test process, with a fresh bucket per test.
 
-A plugin: ``pytest_plugins = ["tests.support.s3_server"]`` gives the fixtures ``s3_endpoint``,
-``s3_bucket``, ``s3_options`` and, of the last two, ``bucket``. The server enforces
-``If-None-Match: *`` and ``If-Match``; it does not check signatures. Only tests that ask import moto, boto3.
+A plugin: ``pytest_plugins = ["tests.support.s3_server"]`` gives the fixtures ``s3_endpoint``, ``s3_bucket``,
+``s3_options`` and, of the last two, ``bucket``, of the server in :mod:`tests.support.s3_buckets`; ``moto_endpoint`` and
+``moto_bucket`` are for what that server lacks: queues, DynamoDB, settings of buckets. Both enforce
+``If-None-Match: *`` and ``If-Match``; they do not check signatures. Only tests that ask import moto, boto3.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.s3_buckets import Stored, server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +41,7 @@ def options_for(endpoint: str) -> dict[str, str]:
 
 
 def start_server() -> ThreadedMotoServer:
-    """A server in threads of this process, on a free port.
+    """Moto's server in threads of this process, on a free port.
 
     moto looks whether an object exists and puts it then; of two requests at once both may find nothing, which
     S3 rules out. So one is carried out after the other.
@@ -49,9 +52,9 @@ def start_server() -> ThreadedMotoServer:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     if not hasattr(S3Response.put_object, "__wrapped__"):
         S3Response.put_object = _one_at_a_time(S3Response.put_object)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    return server
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    return moto
 
 
 def _one_at_a_time(put_object: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +69,10 @@ def _one_at_a_time(put_object: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def put_many(bucket: str, keys: Iterable[str]) -> None:
-    """Objects of one byte in the server of this process, past HTTP: a hundred times as fast."""
+    """Objects of one byte in a server of this process, past HTTP: a hundred times as fast."""
+    if (objects := server().buckets.objects.get(bucket)) is not None:
+        objects.update(dict.fromkeys(keys, Stored.of(b"x")))
+        return
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.s3.models import s3_backends
 
@@ -76,19 +82,34 @@ def put_many(bucket: str, keys: Iterable[str]) -> None:
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
+def s3_endpoint() -> str:
     """The server's URL."""
-    server = start_server()
-    host, port = server.get_host_and_port()
+    return server().endpoint
+
+
+@pytest.fixture(scope="session")
+def moto_endpoint() -> Iterator[str]:
+    """That of moto's server."""
+    moto = start_server()
+    host, port = moto.get_host_and_port()
     yield f"http://{host}:{port}"
-    server.stop()
+    moto.stop()
 
 
 @pytest.fixture
-def s3_bucket(s3_endpoint: str) -> str:
+def s3_bucket(s3_endpoint: str) -> Iterator[str]:
     """The name of a new, empty bucket."""
+    buckets = server().buckets.objects
+    buckets[name := f"bucket-{uuid.uuid4().hex[:12]}"] = {}
+    yield name
+    del buckets[name]
+
+
+@pytest.fixture
+def moto_bucket(moto_endpoint: str) -> str:
+    """The same in moto's server."""
     name = f"bucket-{uuid.uuid4().hex[:12]}"
-    s3_client(s3_endpoint).create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
+    s3_client(moto_endpoint).create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
     return name
 
 

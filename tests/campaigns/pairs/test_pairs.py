@@ -23,10 +23,10 @@ import pytest
 
 from memwal_ops.core.job import JobSpec
 from tests.campaigns.pairs import damage, planted
-from tests.campaigns.pairs.buckets import Server
 from tests.campaigns.pairs.covering import covering
 from tests.campaigns.pairs.dimensions import LANCE, LANCE_RULES, MODELS, PLAINS, THREES
 from tests.campaigns.pairs.walk import MOST_LINES, Process, pairs, reduced, remote, script, threes
+from tests.support.s3_buckets import Server
 from tests.support.s3_server import s3_client
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 
@@ -159,10 +159,10 @@ def test_lines_of_pages_about_a_backup_are_filled_in() -> None:
     assert lines("33", "_mem_wal/r/manifest/7.binpb") == []
 
 
-def test_the_store_answers_as_moto_does(s3_endpoint: str, server: Server) -> None:
+def test_the_store_answers_as_moto_does(moto_endpoint: str, server: Server) -> None:
     """Random requests of a table's clients get the same status, headers, names and bytes; so do refused conditions."""
     chance = random.Random(SEED)
-    both = [http.client.HTTPConnection(end) for end in (urlsplit(s3_endpoint).netloc, server.endpoint)]
+    both = [http.client.HTTPConnection(urlsplit(end).netloc) for end in (moto_endpoint, server.endpoint)]
     bucket, keys = f"/pairs-{SEED}", ["t/a", "t/b/c", "t/b/d e", "t/b/ü+%2F", "t/z&<", "u"]
     tags: dict[str, tuple[str, str]] = {}
 
@@ -233,7 +233,7 @@ def test_the_store_answers_as_moto_does(s3_endpoint: str, server: Server) -> Non
 
 def test_the_store_takes_uploads_in_parts_and_lists_in_pages(server: Server) -> None:
     """As boto3 asks for them: names of a page and the next, and bytes of parts in their order."""
-    client = s3_client(f"http://{server.endpoint}")
+    client = s3_client(server.endpoint)
     client.create_bucket(Bucket="b", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     upload = client.create_multipart_upload(Bucket="b", Key="long")["UploadId"]
     parts = [

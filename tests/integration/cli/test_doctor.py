@@ -15,7 +15,7 @@ from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.memwal import RegionWriter
 from memwal_ops.version import OLDEST_PYLANCE
 from tests.support.run_cli import contents, run_here
-from tests.support.s3_server import s3_client
+from tests.support.s3_server import options_for, s3_client
 from tests.support.tables.workload import Workload
 
 
@@ -112,23 +112,25 @@ def test_a_local_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.long
 @pytest.mark.s3
 def test_a_bucket_whose_rules_fight_with_gc(
-    s3_endpoint: str, s3_bucket: str, s3_options: dict[str, str], capfd: pytest.CaptureFixture[str]
+    moto_endpoint: str, moto_bucket: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = [word for key, value in s3_options.items() for word in ("--storage-option", f"{key}={value}")]
-    client = s3_client(s3_endpoint)
+    given = [
+        word for key, value in options_for(moto_endpoint).items() for word in ("--storage-option", f"{key}={value}")
+    ]
+    client = s3_client(moto_endpoint)
 
     def told() -> tuple[int, dict[str, str]]:
-        outcome = run_here(capfd, "doctor", f"s3://{s3_bucket}/tables/t.lance", "--json", *given)
+        outcome = run_here(capfd, "doctor", f"s3://{moto_bucket}/tables/t.lance", "--json", *given)
         found = levels(outcome.document)
         return outcome.code, {name: found[name] for name in ("bucket versioning", "lifecycle rules", "delete")}
 
     def rule(prefix: str, **action: Any) -> None:
         rules = [{"ID": "r", "Status": "Enabled", "Filter": {"Prefix": prefix}, **action}]
-        client.put_bucket_lifecycle_configuration(Bucket=s3_bucket, LifecycleConfiguration={"Rules": rules})  # type: ignore[typeddict-item]
+        client.put_bucket_lifecycle_configuration(Bucket=moto_bucket, LifecycleConfiguration={"Rules": rules})  # type: ignore[typeddict-item]
 
     assert told() == (0, {"bucket versioning": "ok", "lifecycle rules": "ok", "delete": "ok"})
     for kept in ("Suspended", "Enabled"):  # what was deleted before it was suspended is still there
-        client.put_bucket_versioning(Bucket=s3_bucket, VersioningConfiguration={"Status": kept})
+        client.put_bucket_versioning(Bucket=moto_bucket, VersioningConfiguration={"Status": kept})
         assert told()[1]["bucket versioning"] == "warning"
     rule("", NoncurrentVersionExpiration={"NoncurrentDays": 3})
     assert told()[1] == {"bucket versioning": "ok", "lifecycle rules": "ok", "delete": "ok"}

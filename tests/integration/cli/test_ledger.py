@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,18 +75,14 @@ def test_without_a_history_nothing_is_written(
 
 def test_the_requests_of_a_run_are_those_that_the_server_counts() -> None:
     """Ours and pylance's, within a tenth: a few of pylance's are made by readers that do not count."""
-    level = logging.getLogger("werkzeug").level
-    try:
-        with counting_server() as (options, counts):
-            uri = f"s3://{BUCKET}/ledger.lance"
-            make(uri, Shape(base=2_000, regions=1, generations=3, rows=200), storage_options=options)
-            for job in ("merge", "catchup", "compact", "snapshot", "gc"):
-                counts.clear()
-                measurement = Measurement()
-                run_job(table := open_table(uri, options), job, apply=True)
-                used = measurement.used(table.location)
-                counted = sum(used["requests"].values())
-                assert used["store"] == "s3"
-                assert abs(counted - counts.total()) <= max(2, counts.total() * 0.1), (job, used, counts)
-    finally:
-        logging.getLogger("werkzeug").setLevel(level)
+    with counting_server() as (options, counts):
+        uri = f"s3://{BUCKET}/ledger.lance"
+        make(uri, Shape(base=2_000, regions=1, generations=3, rows=200), storage_options=options)
+        for job in ("merge", "catchup", "compact", "snapshot", "gc"):
+            counts.clear()
+            measurement = Measurement()
+            run_job(table := open_table(uri, options), job, apply=True)
+            used = measurement.used(table.location)
+            counted = sum(used["requests"].values())
+            assert used["store"] == "s3"
+            assert abs(counted - counts.total()) <= max(2, counts.total() * 0.1), (job, used, counts)

@@ -29,7 +29,7 @@ PATIENT = RetryPolicy(deadline=600.0, first_wait=0.01, max_wait=0.05)
 REAL = [pytest.param(name, marks=pytest.mark.real_store) for name in ("azurite", "rgw")]
 
 
-@pytest.fixture(params=["local", "memory", "s3", *REAL])
+@pytest.fixture(params=["local", "memory", "s3", "moto", *REAL])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """An empty place in each kind of store."""
     if request.param in {"azurite", "rgw"}:
@@ -38,8 +38,9 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
         return resolve(tmp_path / "table.lance")
     if request.param == "memory":
         return resolve(f"memory://{uuid.uuid4().hex}")
-    bucket = request.getfixturevalue("s3_bucket")
-    return resolve(f"s3://{bucket}/some/table.lance", request.getfixturevalue("s3_options"))
+    bucket = request.getfixturevalue(f"{request.param}_bucket")
+    options = options_for(request.getfixturevalue(f"{request.param}_endpoint"))
+    return resolve(f"s3://{bucket}/some/table.lance", options)
 
 
 def place_in(real: RealStore, name: str = "table.lance") -> Location:
@@ -58,7 +59,7 @@ def fill(request: pytest.FixtureRequest, location: Location, store: ObjectStore)
     """Puts objects of one byte under many names."""
 
     def put(names: Iterable[str]) -> None:
-        if request.node.callspec.params["location"] == "s3":
+        if request.node.callspec.params["location"] in {"s3", "moto"}:
             bucket, _, prefix = location.uri.removeprefix("s3://").partition("/")
             put_many(bucket, (f"{prefix}/{name}" for name in names))
         else:

@@ -400,7 +400,7 @@ def test_the_table_in_dynamodb_must_be_there_and_have_the_keys(dynamo_table: Dyn
     base = dynamo_table.uri.partition("=")[0]
     with pytest.raises(InvalidUsageError, match="There is no table nothing in DynamoDB"):
         open_table(f"{base}=nothing", dynamo_table.options)
-    create_dynamodb_table(dynamo_table.endpoint, "others", ("table", "number"))
+    create_dynamodb_table(dynamo_table.dynamodb_endpoint, "others", ("table", "number"))
     with pytest.raises(InvalidUsageError, match="other keys than Lance expects"):
         open_table(f"{base}=others", dynamo_table.options)
     with pytest.raises(InvalidUsageError, match="other keys"):
@@ -417,7 +417,7 @@ def _store_at(uri: str, table: DynamoTable) -> ManifestEntryStore:
 @pytest.mark.long
 def test_another_table_in_dynamodb_is_refused(dynamo_table: DynamoTable) -> None:
     """It has no entry of the table. With the entry that the remedy makes, the mark of a job tells them apart."""
-    create_dynamodb_table(dynamo_table.endpoint, "others-too")
+    create_dynamodb_table(dynamo_table.dynamodb_endpoint, "others-too")
     other, options = dynamo_table.uri.replace("=manifests", "=others-too"), dynamo_table.options
     with pytest.raises(InvalidUsageError, match=r"others-too in DynamoDB has no entry .* has version 3") as refused:
         open_table(other, options)
@@ -489,7 +489,7 @@ def test_dynamodb_that_does_not_answer(dynamo_table: DynamoTable, monkeypatch: p
 def test_the_endpoint_from_the_environment(
     dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    monkeypatch.setenv(variable, dynamo_table.endpoint)
+    monkeypatch.setenv(variable, dynamo_table.dynamodb_endpoint)
     options = {key: value for key, value in dynamo_table.options.items() if key != "dynamodb_endpoint"}
     table = open_table(dynamo_table.uri, options)
     assert (table.version, table.dataset.count_rows()) == (3, 30)

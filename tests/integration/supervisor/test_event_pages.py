@@ -21,7 +21,7 @@ from memwal_ops.supervisor.events import Created, objects_created
 from tests.support.event_queue import EventQueue
 from tests.support.run_cli import run_here
 from tests.support.runbook import commands
-from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY
+from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY, options_for
 from tests.support.waiting import until
 
 pytest_plugins = ["tests.support.s3_server"]
@@ -31,8 +31,13 @@ Bucket = tuple[str, dict[str, str]]
 
 
 @pytest.fixture
-def events(s3_endpoint: str, s3_bucket: str) -> EventQueue:
-    return EventQueue(s3_endpoint, s3_bucket)
+def bucket(moto_endpoint: str, moto_bucket: str) -> Bucket:
+    return f"s3://{moto_bucket}", options_for(moto_endpoint)
+
+
+@pytest.fixture
+def events(moto_endpoint: str, moto_bucket: str) -> EventQueue:
+    return EventQueue(moto_endpoint, moto_bucket)
 
 
 def aws(endpoint: str, line: str, files: Mapping[str, Any]) -> Any:

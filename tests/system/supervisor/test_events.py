@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.event_queue import EventQueue
 from tests.support.s3_events import created
+from tests.support.s3_server import options_for
 from tests.support.service import Running, service
 from tests.support.waiting import PATIENCE, until
 
@@ -23,9 +24,14 @@ ROWS = pa.table({"id": pa.array(range(100), pa.int64())})
 
 
 @pytest.fixture
-def events(s3_endpoint: str, s3_bucket: str) -> EventQueue:
+def bucket(moto_endpoint: str, moto_bucket: str) -> Bucket:
+    return f"s3://{moto_bucket}", options_for(moto_endpoint)
+
+
+@pytest.fixture
+def events(moto_endpoint: str, moto_bucket: str) -> EventQueue:
     """A new queue, which the bucket notifies of manifests below ``lake/``."""
-    queue = EventQueue(s3_endpoint, s3_bucket)
+    queue = EventQueue(moto_endpoint, moto_bucket)
     queue.notify("lake/", ".manifest", ".binpb")
     return queue
 

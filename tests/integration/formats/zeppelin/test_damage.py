@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -379,10 +378,8 @@ def test_no_migration_of_an_incomplete_namespace(made: NamespaceUnderTest, tmp_p
 @pytest.fixture(scope="module")
 def counted() -> Iterator[tuple[dict[str, str], Any]]:
     """A server that counts."""
-    level = logging.getLogger("werkzeug").level
     with counting_server() as server:
         yield server
-    logging.getLogger("werkzeug").setLevel(level)
 
 
 @pytest.mark.sampled(1)

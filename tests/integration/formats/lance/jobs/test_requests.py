@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,10 +28,8 @@ TICKS = 6
 @pytest.fixture(scope="module")
 def counted() -> Iterator[tuple[dict[str, str], Counter[str]]]:
     """A server that counts."""
-    level = logging.getLogger("werkzeug").level
     with counting_server() as server:
         yield server
-    logging.getLogger("werkzeug").setLevel(level)
 
 
 @pytest.mark.long
