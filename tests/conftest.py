@@ -27,7 +27,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # What is imported and collected stays: to look through it for garbage, time and again, takes seconds of each process.
+# Not so at its very end: libraries report what they think is leaked.
 gc.disable()
+atexit.register(gc.unfreeze)
 
 # Every test tries its store: nothing is remembered, here or in processes that tests start, unless a test says where.
 os.environ["MEMWAL_OPS_CACHE"] = ""
@@ -71,9 +73,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Campaigns that ``-m`` leaves out are not even read: what they import takes seconds."""
-    left_out = "not campaign" in config.getoption("markexpr") and collection_path == _TESTS / "campaigns"
-    return True if left_out else None
+    """What ``-m`` leaves out as a whole is not even read: its imports take seconds."""
+    folders = {_TESTS / "campaigns": "not campaign", _TESTS / "system/spark": "not spark"}
+    return True if folders.get(collection_path, " ") in config.getoption("markexpr").split(" and ") else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,10 +85,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries report what they think is leaked
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -23,7 +23,6 @@ from tests.support.waiting import until as wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 _BROWSER, _DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     _BROWSER is None or _DRIVER is None, reason="no Chromium: apt install chromium chromium-driver"
@@ -38,6 +37,7 @@ _PAGES = {
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = _BROWSER
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
