@@ -186,21 +186,16 @@ def scanned_answers(
     for start in range(0, len(queries), _TOGETHER):
         part = queries[start : start + _TOGETHER]
         columns = {f"q{number}": query.condition for number, query in enumerate(part)}
-        by_query: list[list[Addresses]] = [[] for _ in part]
         with lance_errors("scan", pinned.uri):
-            scanner = pinned.dataset.scanner(
+            rows = pinned.dataset.scanner(
                 columns=columns,
                 fragments=[pinned.fragments[fragment] for fragment in fragments],
                 with_row_address=True,
                 use_scalar_index=False,
-            )
-            for batch in scanner.to_batches():
-                addresses = batch.column(ROW_ADDRESS).to_numpy()
-                for number in range(len(part)):
-                    matches = batch.column(f"q{number}").fill_null(False)  # noqa: FBT003 - NULL does not match
-                    by_query[number].append(addresses[matches.to_numpy(zero_copy_only=False)])
-        for number, parts in enumerate(by_query):
-            answers[start + number] = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
+            ).to_table()
+        addresses = rows[ROW_ADDRESS].to_numpy()
+        matches = (rows[name].fill_null(False).to_numpy() for name in columns)  # noqa: FBT003 - NULL does not match
+        answers |= {start + number: np.sort(addresses[match]) for number, match in enumerate(matches)}
     return answers
 
 

@@ -142,9 +142,9 @@ def sample_queries(
 ) -> Queries:
     """Draw about ``samples`` queries for an index.
 
-    Values come from the first, the last and random rows of each fragment that it claims (of more than 256 fragments, of
-    the oldest, the newest, those with deletions, and random ones). Ranges between drawn values cover all values, so
-    that every row of ``fragments`` is in some answer.
+    Values come from the first, the last and random rows of each fragment that it claims (of more than 256, or four for
+    each of ``samples``, of the oldest, the newest, those with deletions, and random ones). Ranges between drawn values
+    cover all values, so that every row of ``fragments`` is in some answer.
 
     ``samples``: how many rows are drawn at least, if there are so many, and about how many queries there are. ``seed``:
     draws the same again. ``max_bytes``: about how much asking them may read.
@@ -158,7 +158,8 @@ def sample_queries(
     if not covered:
         return Queries(skipped="it covers no rows")
     order = _by_interest(pinned, covered, random)
-    rows = drawn_rows(pinned, index, order[:_SAMPLED_FRAGMENTS], samples, random)
+    sampled = order[: min(_SAMPLED_FRAGMENTS, 4 * samples)]
+    rows = drawn_rows(pinned, index, sampled, samples, random)
     width = max(1, -(-rows.nbytes // max(1, rows.num_rows)))
     if width > _MAX_WIDTH:
         return Queries(skipped=f"its values have {width:,} bytes on average")
@@ -171,7 +172,7 @@ def sample_queries(
             chosen.append(fragment)
             cost += needed
     fragments = sorted(chosen)
-    others = sorted(set(order[:_SAMPLED_FRAGMENTS]) - set(chosen))
+    others = sorted(set(sampled) - set(chosen))
     if index.is_vector:
         return Queries((), rows, fragments, others, seed, cost)
     queries = tuple(_queries(index, rows, samples, random))

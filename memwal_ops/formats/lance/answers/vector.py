@@ -442,6 +442,7 @@ def _measure_multivector(pinned: Pinned, index: AskedIndex, drawn: Queries, base
 
 
 _ASKED = 2 * K
+_FIRST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +459,9 @@ class Pooled:
     change: Interval | None
 
 
-def compare_searches(before: Pinned, after: Pinned, index: AskedIndex, rows: pa.Table, seed: int = 0) -> Pooled:
+def compare_searches(
+    before: Pinned, after: Pinned, index: AskedIndex, rows: pa.Table, seed: int = 0, tolerance: float | None = None
+) -> Pooled:
     """Search by the vectors of ``rows`` in both states.
 
     Both are asked the same queries, for twice as many rows as are compared. Of the rows that any of the two finds, the
@@ -469,15 +472,20 @@ def compare_searches(before: Pinned, after: Pinned, index: AskedIndex, rows: pa.
 
     ``after``: the same rows with another state of the index. ``index``: the index, as ``after`` has it. ``rows``: its
     column and the addresses of rows that were drawn; rows that the earlier state covers, for a fair test. ``seed``: of
-    the confidence interval.
+    the confidence interval. ``tolerance``: 16 random ones are enough if the interval shows that the share fell by less.
     Raises ``SearchError``: a state does not answer; ``StorageError``: the table cannot be read.
     """
-    searches = [_found(state, index, rows) for state in (before, after)]
-    shares = np.array([_shares(*pair) for pair in zip(*searches, strict=True)], np.float64).reshape(-1, 2)
-    if not len(shares):
-        return Pooled(0, 0.0, 0.0, None)
-    earlier, later = (float(share) for share in shares.mean(axis=0))
-    return Pooled(len(shares), earlier, later, mean_by_query(shares[:, 1] - shares[:, 0], seed))
+    pooled, shares = Pooled(0, 0.0, 0.0, None), np.empty((0, 2))
+    order = np.random.default_rng(seed).permutation(rows.num_rows)
+    for part in np.split(order, [] if tolerance is None else [_FIRST]):
+        searches = [_found(state, index, rows.take(pa.array(part))) for state in (before, after)] if len(part) else ()
+        shares = np.array([*shares, *(_shares(*pair) for pair in zip(*searches, strict=True))]).reshape(-1, 2)
+        if len(shares):
+            earlier, later = (float(share) for share in shares.mean(axis=0))
+            pooled = Pooled(len(shares), earlier, later, mean_by_query(shares[:, 1] - shares[:, 0], seed))
+        if tolerance is not None and pooled.change is not None and pooled.change.low > -tolerance:
+            break
+    return pooled
 
 
 def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[NDArray[np.float64]]:

@@ -1,8 +1,8 @@
 """Ask an index state that is not published yet, and compare its answers with those of the state before.
 
-Scalar and text indexes are compared with a scan: answers that the later state gets wrong, and more of them than the
-earlier one, make it worse. Searches of vector indexes are compared with each other: their cost does not depend on the
-size of the table.
+Scalar and text indexes are compared with a scan of the fragments whose segments are others than before: answers that
+the later state gets wrong, and more of them than the earlier one, make it worse. Searches of vector indexes are
+compared with each other: their cost does not depend on the size of the table.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from memwal_ops.formats.lance.answers.asked_index import Pinned, RowReader
 from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
 from memwal_ops.formats.lance.answers.vector import SearchError, compare_searches
 from memwal_ops.formats.lance.commit.commit import opened_with
+from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
@@ -101,11 +102,13 @@ def compare_answers(
     if mode == OFF:
         return AnswerComparison(skipped="--answers off")
     started = time.monotonic()
+    same = {(entry.uuid.uuid, entry.fragment_bitmap) for entry in index.segments}
+    changed = covered_by(entry for entry in entries if (entry.uuid.uuid, entry.fragment_bitmap) not in same)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with opened_with(later or table, entries, note) as dataset:
                 after = Pinned(dataset, table.location.uri)
-                compared = _compare(table, index, after, mode, note, context)
+                compared = _compare(table, index, after, changed, mode, note, context)
             break
         except ObjectNotFoundError:  # the manifest of the trial was taken for a leftover: the table is unchanged
             if attempt == _ATTEMPTS:
@@ -142,14 +145,20 @@ def cost_of(compared: Iterable[AnswerComparison], indexes: int, seconds: float) 
 
 
 def _compare(
-    table: Table, index: BaseIndex, after: Pinned, mode: str, note: CommitNote, context: RunContext
+    table: Table,
+    index: BaseIndex,
+    after: Pinned,
+    changed: frozenset[int],
+    mode: str,
+    note: CommitNote,
+    context: RunContext,
 ) -> AnswerComparison:
     asked = after.indexes.get(index.name)
     if asked is None:
         return AnswerComparison(skipped="pylance does not describe it")
     few = mode == SAMPLE
     if not asked.is_vector:
-        return _of_scalar(table, index, after, note, context, few=few)
+        return _of_scalar(table, index, after, changed, note, context, few=few)
     before = Pinned(table.dataset, table.location.uri)
     # Rows that both states have: others would be found by one of them alone. Fragments that were not there before have
     # rows of those that they replace.
@@ -157,21 +166,26 @@ def _compare(
     known = _some(sorted(asked.covered & after.fragments.keys() - uncovered), table.version)
     if not known:
         return AnswerComparison(skipped="it had no rows")
-    segments = tuple(replace(segment, fragments=segment.fragments & known) for segment in asked.segments)
-    of_known = replace(asked, segments=segments)
-    drawn = _draw(after, of_known, table.version, MAX_BYTES, few=few)
+    drawn = _draw(after, asked, known, table.version, MAX_BYTES, few=few)
     return _of_vectors(before, after, asked, drawn, few=few)
 
 
 def _of_scalar(
-    table: Table, index: BaseIndex, after: Pinned, note: CommitNote, context: RunContext, *, few: bool
+    table: Table,
+    index: BaseIndex,
+    after: Pinned,
+    changed: frozenset[int],
+    note: CommitNote,
+    context: RunContext,
+    *,
+    few: bool,
 ) -> AnswerComparison:
     asked = after.indexes[index.name]
     small = asked.size <= _SMALL_INDEX
     texts = asked.type in BY_MEMORY
     rows = MAX_BYTES if not few else _FEW_BYTES_OF_TEXTS if texts else _FEW_BYTES
     budget = rows + (asked.size * 2 if small or not few else 0)
-    drawn = _draw(after, asked, table.version, budget, few=few)
+    drawn = _draw(after, asked, changed & after.fragments.keys() or asked.covered, table.version, budget, few=few)
     if few and not small:
         drawn = replace(drawn, queries=tuple(query for query in drawn.queries if query.what not in _WHOLE))
     answers = ask(after, asked, drawn, RowReader(context.checkpoint))
@@ -213,8 +227,10 @@ def _of_before(drawn: Queries, before: Pinned, after: Pinned) -> Queries:
     return replace(drawn, fragments=fragments, others=sorted(there & set(drawn.others)))
 
 
-def _draw(pinned: Pinned, index: AskedIndex, seed: int, budget: int, *, few: bool) -> Queries:
-    return sample_queries(pinned, index, _FEW if few else SAMPLES, seed, budget)
+def _draw(pinned: Pinned, index: AskedIndex, of: frozenset[int], seed: int, budget: int, *, few: bool) -> Queries:
+    """Queries of rows in the fragments ``of``."""
+    segments = tuple(replace(segment, fragments=segment.fragments & of) for segment in index.segments)
+    return sample_queries(pinned, replace(index, segments=segments), _FEW if few else SAMPLES, seed, budget)
 
 
 def _some(fragments: Sequence[int], seed: int) -> frozenset[int]:
@@ -228,7 +244,7 @@ def _of_vectors(before: Pinned, after: Pinned, index: AskedIndex, drawn: Queries
         return AnswerComparison(skipped=drawn.skipped or "no rows could be drawn")
     rows: pa.Table = drawn.rows
     try:
-        pooled = compare_searches(before, after, index, rows, drawn.seed)
+        pooled = compare_searches(before, after, index, rows, drawn.seed, _TOLERANCE if few else None)
     except SearchError as error:
         return _failing(before, index, rows, error)
     read = 3 * rows.nbytes * 10
