@@ -34,9 +34,6 @@ from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import UnmergedFlushes
 from memwal_ops.formats.lance.indexes.snapshots import covered_generations
-from memwal_ops.formats.lance.jobs.gc.collectors import views
-from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, GcEvidence
-from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import NewestFiles, names_damage, require_complete
 from memwal_ops.formats.lance.retention.garbage import (
@@ -607,13 +604,15 @@ def _frees(table: Table, retention: LiveVersions, versions: Collection[int]) -> 
     """Number of generations that only these versions keep, and their bytes."""
     if not versions or not table.log.versions_hold_generations:
         return 0, 0
-    evidence = GcEvidence(table, retention, covered_generations(table), datetime.now(UTC), RetentionOptions())
+    from memwal_ops.formats.lance.jobs.gc import collectors, evidence as proofs, wal  # noqa: PLC0415 - beside a log only
+
+    evidence = proofs.GcEvidence(table, retention, covered_generations(table), datetime.now(UTC), RetentionOptions())
     left = retention.without(frozenset(versions))
     count = size = 0
-    for _, log in views(evidence):
-        for candidate in log.view.directories() if isinstance(log, WalView) else ():
+    for _, log in collectors.views(evidence):
+        for candidate in log.view.directories() if isinstance(log, wal.WalView) else ():
             region_id, generation = candidate.region_id, candidate.generation
-            if candidate.kind is not CandidateKind.GENERATION or generation is None or region_id is None:
+            if candidate.kind is not proofs.CandidateKind.GENERATION or generation is None or region_id is None:
                 continue
             unmet = [gate for gate in evidence.generation_gates(region_id, generation) if not gate.met]
             without = evidence.with_retention(left).generation_gates(region_id, generation)
