@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 BY_MEMORY = frozenset({"Inverted", "MinHashLsh"})
 """Types whose right answers come from an index in memory."""
-_TOGETHER = 32
 _SHOWN = 5
 _TEXT_ROWS = 1 << 17
 _ANY_NUMBER = 1 << 40
@@ -182,21 +181,23 @@ def scanned_answers(
     pinned: Pinned, _: AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
 ) -> Mapping[int, Addresses]:
     """For each condition the addresses of the rows of these fragments for which a scan computes that it is true."""
-    answers: dict[int, Addresses] = {}
-    for start in range(0, len(queries), _TOGETHER):
-        part = queries[start : start + _TOGETHER]
-        columns = {f"q{number}": query.condition for number, query in enumerate(part)}
-        with lance_errors("scan", pinned.uri):
-            rows = pinned.dataset.scanner(
-                columns=columns,
-                fragments=[pinned.fragments[fragment] for fragment in fragments],
-                with_row_address=True,
-                use_scalar_index=False,
-            ).to_table()
-        addresses = rows[ROW_ADDRESS].to_numpy()
-        matches = (rows[name].fill_null(False).to_numpy() for name in columns)  # noqa: FBT003 - NULL does not match
-        answers |= {start + number: np.sort(addresses[match]) for number, match in enumerate(matches)}
-    return answers
+    with lance_errors("scan", pinned.uri):
+        rows = pinned.dataset.scanner(
+            columns=_columns(queries),
+            fragments=[pinned.fragments[fragment] for fragment in fragments],
+            with_row_address=True,
+            use_scalar_index=False,
+        ).to_table()
+    return _matching(rows, rows[ROW_ADDRESS], len(queries))
+
+
+def _columns(queries: Sequence[SampledQuery]) -> dict[str, str]:
+    return {f"q{number}": query.condition for number, query in enumerate(queries)}
+
+
+def _matching(rows: pa.Table, addresses: pa.ChunkedArray, queries: int) -> Mapping[int, Addresses]:
+    matches = (rows[f"q{number}"].fill_null(False).to_numpy() for number in range(queries))  # noqa: FBT003 - NULL does not match
+    return {number: np.sort(addresses.to_numpy()[match]) for number, match in enumerate(matches)}
 
 
 def text_answers(
@@ -274,10 +275,8 @@ def _answers_of_rows(
     """For each condition the addresses of those of ``rows`` for which it is true."""
     with lance_errors("compare rows of", pinned.uri):
         few = lance.write_dataset(index.rows_of(rows[index.column]), "memory://drawn")
-        truth = few.scanner(columns={f"q{number}": query.condition for number, query in enumerate(queries)}).to_table()
-    wanted = rows[ROW_ADDRESS].to_numpy()
-    matches = (truth[f"q{number}"].fill_null(False).to_numpy() for number in range(len(queries)))  # noqa: FBT003 - NULL does not match
-    return {number: np.sort(wanted[match]) for number, match in enumerate(matches)}
+        truth = few.scanner(columns=_columns(queries)).to_table()
+    return _matching(truth, rows[ROW_ADDRESS], len(queries))
 
 
 def _asked(

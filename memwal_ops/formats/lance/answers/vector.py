@@ -221,21 +221,13 @@ def _exact(
     """The exact nearest rows of these fragments, and how many rows they have. One pass; memory by the batch."""
     nearest = Nearest.of(len(asked))
     rows = 0
-    for answers in reader.each(pinned, fragments, _Search(index, asked, metric)):
-        rows += answers.rows
-        nearest.add(answers.nearest.distances, answers.nearest.addresses)
+    for found, of in reader.each(pinned, fragments, _Search(index, asked, metric)):
+        rows += of
+        nearest.add(found.distances, found.addresses)
     order = np.argsort(nearest.distances, axis=1, kind="stable")
     nearest.distances = np.take_along_axis(nearest.distances, order, axis=1)
     nearest.addresses = np.take_along_axis(nearest.addresses, order, axis=1)
     return nearest, rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Exact:
-    """The nearest rows among ``rows``."""
-
-    nearest: Nearest
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +238,13 @@ class _Search:
     asked: NDArray[Any]
     metric: str
 
-    def __call__(self, pinned: Pinned, group: Sequence[int]) -> _Exact:
+    def __call__(self, pinned: Pinned, group: Sequence[int]) -> tuple[Nearest, int]:
         """Those of these fragments, and how many rows they have."""
         nearest, rows = Nearest.of(len(self.asked)), 0
         for addresses, vectors in batches(pinned, self.index, group):
             rows += len(addresses)
             nearest.add(distances_of(self.asked, vectors, self.metric), addresses)
-        return _Exact(nearest, rows)
+        return nearest, rows
 
 
 def batches(
@@ -472,7 +464,7 @@ def compare_searches(
 
     ``after``: the same rows with another state of the index. ``index``: the index, as ``after`` has it. ``rows``: its
     column and the addresses of rows that were drawn; rows that the earlier state covers, for a fair test. ``seed``: of
-    the confidence interval. ``tolerance``: 16 random ones are enough if the interval shows that the share fell by less.
+    the confidence interval. ``tolerance``: 16 random ones are enough if it shows that the share fell by less.
     Raises ``SearchError``: a state does not answer; ``StorageError``: the table cannot be read.
     """
     pooled, shares = Pooled(0, 0.0, 0.0, None), np.empty((0, 2))

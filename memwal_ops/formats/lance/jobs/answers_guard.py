@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Sequence, Set as AbstractSet
 
     import pyarrow as pa
 
@@ -102,13 +103,11 @@ def compare_answers(
     if mode == OFF:
         return AnswerComparison(skipped="--answers off")
     started = time.monotonic()
-    same = {(entry.uuid.uuid, entry.fragment_bitmap) for entry in index.segments}
-    changed = covered_by(entry for entry in entries if (entry.uuid.uuid, entry.fragment_bitmap) not in same)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with opened_with(later or table, entries, note) as dataset:
                 after = Pinned(dataset, table.location.uri)
-                compared = _compare(table, index, after, changed, mode, note, context)
+                compared = _compare(table, index, after, mode, note, context)
             break
         except ObjectNotFoundError:  # the manifest of the trial was taken for a leftover: the table is unchanged
             if attempt == _ATTEMPTS:
@@ -145,20 +144,14 @@ def cost_of(compared: Iterable[AnswerComparison], indexes: int, seconds: float) 
 
 
 def _compare(
-    table: Table,
-    index: BaseIndex,
-    after: Pinned,
-    changed: frozenset[int],
-    mode: str,
-    note: CommitNote,
-    context: RunContext,
+    table: Table, index: BaseIndex, after: Pinned, mode: str, note: CommitNote, context: RunContext
 ) -> AnswerComparison:
     asked = after.indexes.get(index.name)
     if asked is None:
         return AnswerComparison(skipped="pylance does not describe it")
     few = mode == SAMPLE
     if not asked.is_vector:
-        return _of_scalar(table, index, after, changed, note, context, few=few)
+        return _of_scalar(table, index, after, note, context, few=few)
     before = Pinned(table.dataset, table.location.uri)
     # Rows that both states have: others would be found by one of them alone. Fragments that were not there before have
     # rows of those that they replace.
@@ -171,21 +164,17 @@ def _compare(
 
 
 def _of_scalar(
-    table: Table,
-    index: BaseIndex,
-    after: Pinned,
-    changed: frozenset[int],
-    note: CommitNote,
-    context: RunContext,
-    *,
-    few: bool,
+    table: Table, index: BaseIndex, after: Pinned, note: CommitNote, context: RunContext, *, few: bool
 ) -> AnswerComparison:
     asked = after.indexes[index.name]
     small = asked.size <= _SMALL_INDEX
     texts = asked.type in BY_MEMORY
     rows = MAX_BYTES if not few else _FEW_BYTES_OF_TEXTS if texts else _FEW_BYTES
     budget = rows + (asked.size * 2 if small or not few else 0)
-    drawn = _draw(after, asked, changed & after.fragments.keys() or asked.covered, table.version, budget, few=few)
+    same = {(str(UUID(bytes=entry.uuid.uuid)), covered_by([entry])) for entry in index.segments}
+    others = [part.fragments for part in asked.segments if (part.uuid, part.fragments) not in same]
+    changed = after.fragments.keys() & set().union(*others)
+    drawn = _draw(after, asked, changed or asked.covered, table.version, budget, few=few)
     if few and not small:
         drawn = replace(drawn, queries=tuple(query for query in drawn.queries if query.what not in _WHOLE))
     answers = ask(after, asked, drawn, RowReader(context.checkpoint))
@@ -227,7 +216,7 @@ def _of_before(drawn: Queries, before: Pinned, after: Pinned) -> Queries:
     return replace(drawn, fragments=fragments, others=sorted(there & set(drawn.others)))
 
 
-def _draw(pinned: Pinned, index: AskedIndex, of: frozenset[int], seed: int, budget: int, *, few: bool) -> Queries:
+def _draw(pinned: Pinned, index: AskedIndex, of: AbstractSet[int], seed: int, budget: int, *, few: bool) -> Queries:
     """Queries of rows in the fragments ``of``."""
     segments = tuple(replace(segment, fragments=segment.fragments & of) for segment in index.segments)
     return sample_queries(pinned, replace(index, segments=segments), _FEW if few else SAMPLES, seed, budget)
