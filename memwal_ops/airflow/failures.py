@@ -64,7 +64,6 @@ def from_error(error: BaseException) -> Failure:
 
 
 def _remedy(error: errors.MemwalOpsError) -> str:
-    """What to do, in words of a DAG's author, who has no command line."""
     if isinstance(error, NotABooleanError):
         return NATIVE
     return _OF_ARGUMENTS if error.remedy == errors.InvalidUsageError.remedy else error.remedy
@@ -88,7 +87,6 @@ def _failure(kind: type[errors.MemwalOpsError], text: str, exit_code: int | None
 
 
 def _messages(document: Mapping[str, Any], part_of: PartOf) -> Iterator[str]:
-    """Yield one sentence for each fault in a report."""
     for blocked in document.get("blocked", ()):
         part, place = part_of(blocked)
         yield f"{', '.join(filter(None, (part, place)))}: {blocked['reason']}: {blocked['detail']}"

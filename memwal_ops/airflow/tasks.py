@@ -98,7 +98,6 @@ def _given(task: Any, *, rendered: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _kind(value: Any) -> str:
-    """The type of a value, which itself may be a secret."""
     return "text" if isinstance(value, str) else type(value).__name__
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +43,10 @@ def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
     _configure_log(context, settings.config.log_level)
     service = Service(settings, once=once)
     if not once:
-        return service.run()
+        code = service.run()
+        if threading.active_count() > 1:
+            os._exit(code)  # all is closed but requests to stores that hang, for which Python would wait
+        return code
     code = service.run_once()
     done = service.done
     if as_json:

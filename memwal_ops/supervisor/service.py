@@ -567,7 +567,7 @@ class Service:
         self.scheduler.abandon()
         self.scheduler.write_polls()
         if self.scheduler.leases is not None:
-            self.scheduler.leases.close(wait=True)
+            self.scheduler.leases.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
         if self._once and self._stop_began is None:
             self._notifications.step(wait=False)
         self._notifications.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)

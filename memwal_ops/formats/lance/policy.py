@@ -137,7 +137,6 @@ class Policy:
         return sorted(groups, key=lambda group: order[group[0].id])
 
     def _is_due(self, fragment: FragmentSize) -> bool:
-        """Whether it is rewritten also alone."""
         return fragment.demanded or fragment.is_scattered or fragment.dead_fraction > self.deleted_fraction
 
     def rounds(self, fragments: Sequence[FragmentSize]) -> Iterator[list[Group]]:
@@ -191,7 +190,6 @@ class Policy:
         return sum(fragment.bytes for fragment in group) <= FLOOR and all(fragment.bytes for fragment in group)
 
     def _size(self, fragments: Sequence[FragmentSize]) -> float:
-        """Their size over the target size."""
         return self._share(
             sum(fragment.rows for fragment in fragments), sum(fragment.live_bytes for fragment in fragments)
         )
@@ -240,7 +238,6 @@ class Policy:
                 left += [run[:largest], run[largest + 1 :]]
 
     def _grown(self, run: Sequence[FragmentSize], *, at_rest: bool) -> bool:
-        """Whether joining them is worth the write."""
         size, largest = self._size(run), max(self._size([fragment]) for fragment in run)
         if self._is_tiny(run) or size >= 1:
             return True

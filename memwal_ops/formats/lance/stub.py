@@ -136,7 +136,6 @@ def find_stub(location: Location, store: Store) -> StubTable | None:
 
 
 def _beside(location: Location) -> str | None:
-    """The table for which a catalog writes marks there."""
     folder, _, name = location.uri.rpartition("/")
     if (decoded := decoded_name(name)) is None:
         return None

@@ -296,7 +296,6 @@ def around(view: View, store: Store, nodes: NDArray[np.int64], epoch: int) -> Ar
 
 
 def _ids(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those that are nodes, each once, where it is first."""
     nodes, first = np.unique(ids[ids >= 0], return_index=True)
     return nodes[np.argsort(first)]
 
@@ -380,7 +379,6 @@ def _in_parts(staged: Transaction, count: int, step: Callable[[int, Any, Any], i
 
 
 def _forget(staged: Transaction, targets: NDArray[np.int64], gone: NDArray[np.int64]) -> None:
-    """Drop the backlinks of deleted nodes: inline, and in the overflow table."""
     at = 0
     while at < len(targets):
         staged.reserve(1)

@@ -412,7 +412,6 @@ class Index:
             )
 
     def _adopt(self) -> None:
-        """In a forked process: register it as a reader of its own."""
         if self._reader is not None and self._process != os.getpid():
             self._reader, self._held, self._process = files.Reader(self.folder, self.view.epoch), [], os.getpid()
 

@@ -555,7 +555,6 @@ os.register_at_fork(after_in_child=_keep_inherited)
 
 
 def _arrow(values: NDArray[Any]) -> pa.Array:
-    """Numbers as an Arrow array."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 

@@ -209,7 +209,6 @@ class Check:
     def _in_slots(
         self, nodes: NDArray[Any], slots: NDArray[Any], epochs: NDArray[Any]
     ) -> Iterator[tuple[NDArray[np.uint8], NDArray[Any], NDArray[Any]]]:
-        """Yield blocks of the graph in chunks, with their nodes and epochs."""
         size = self.parameters.layout.block_size
         with open(os.path.join(self.folder, GRAPH), "rb") as graph:
             for first in range(0, len(slots), _CHUNK):
@@ -256,7 +255,6 @@ class Check:
         *,
         report: bool,
     ) -> Iterator[NDArray[np.uint8]]:
-        """The intact ones of the wanted blocks."""
         heads, right = headers(blocks), intact(np.ascontiguousarray(blocks).view(np.uint64))
         links, backlinks = heads["num_forward_links"], heads["num_inline_backlinks"]
         good = wanted & right & (heads["node_id"] == nodes) & (heads["creation_epoch"] == epochs)
@@ -429,7 +427,6 @@ class Check:
             view.close()
 
     def _differences(self, view: View) -> Iterator[str]:
-        """The differences between a view and the store at the same epoch."""
         nodes, slots, epochs = self.store.in_graph(self.store.state.retained_from)
         for node in view.slots_that_differ(nodes, slots, epochs):
             yield f"the view has node {node} in another slot than the store"

@@ -383,7 +383,6 @@ class View:
         self._counts.append(self._counted(frame.epoch, min(frame.array("rownodes", U4).tolist(), default=NEVER)))
 
     def _counted(self, epoch: int, first: int) -> list[int]:
-        """An entry of the section ``counts``, of the state that is loaded."""
         return [epoch, self.state.live, len(self.dead) - self.state.healed, first]
 
     def counts_at(self, epoch: int) -> tuple[int, int, int]:

@@ -92,7 +92,6 @@ def plan_answers(table: Namespace, options: ZeppelinVerifyOptions) -> list[Index
 
 
 def _size(table: Namespace) -> int:
-    """About how many bytes the clusters of all segments have."""
     return 4 * table.manifest.segment_rows * (table.meta.dimensions or 0)
 
 

@@ -142,7 +142,6 @@ class SparkClusters:
                     yield (cluster, batch.place), pack(members)
 
     def _write_sorted(self, clusters: Sequence[int], records: Iterable[Record]) -> Written:
-        """Write clusters that follow each other, from records in their order."""
         writer = self._writer(clusters[0])
         groups = groupby(records, key=lambda record: record[0][0])
         cluster, group = next(groups, (None, iter(())))

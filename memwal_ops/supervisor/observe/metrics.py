@@ -59,6 +59,7 @@ class Family:
         name: as it is exposed: that of a counter ends with ``_total``.
         kind: ``counter`` or ``gauge``.
         rows: of each series the values of its labels, in the order of ``labels``, and its value; read once.
+        lines: in place of rows, returns by the first label's value the lines of its series, with a null for it.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Family:
     help: str
     labels: tuple[str, ...]
     rows: Iterable[tuple[tuple[str, ...], float]]
+    lines: Callable[[_Around, Mapping[float, str]], Iterator[tuple[str, str]]] | None = None
 
 
 def exposition(parts: Iterable[Iterable[Family] | str]) -> Iterator[bytes]:
@@ -82,17 +84,19 @@ def exposition(parts: Iterable[Iterable[Family] | str]) -> Iterator[bytes]:
         for family in part:
             name, text = family.name, _safe(family.help.replace("\\", r"\\").replace("\n", r"\n"))
             yield f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n".encode()
-            around, rows = _Around(family, values), iter(family.rows)
+            around, rows, size = _Around(family, values), iter(family.rows), _LINES
             if not family.labels:
                 rows = ((("",), value) for _, value in rows)
-            while lines := [
-                f"{(of := around[labels[1:]])[0]}{values[labels[0]]}{of[1]}{numbers[value]}\n"
-                for labels, value in islice(rows, _LINES)
-            ]:
-                yield "".join(lines).encode()
+            texts = (
+                f"{(of := around[labels[1:]])[0]}{values[labels[0]]}{of[1]}{numbers[value]}\n" for labels, value in rows
+            )
+            if family.lines is not None:
+                texts, size = (text.replace("\0", values[of]) for of, text in family.lines(around, numbers)), _TABLES
+            while some := [*islice(texts, size)]:
+                yield "".join(some).encode()
 
 
-_LINES = 5000
+_LINES, _TABLES = 5000, 100
 
 
 class _Around(dict[tuple[str, ...], tuple[str, str]]):
@@ -254,31 +258,49 @@ class TableCounter(Collector):
     ) -> None:
         self.name, self.text, self.label_names = f"{PREFIX}_{name}", text, ("table", *(["job"] * per_job), *words[:1])
         self._tables, self._per_job, self._words = tables, per_job, words[1:]
-        self._values: dict[tuple[str, ...], float] = {}
+        self._values: dict[str, dict[tuple[str, ...], float]] = {}
 
-    def add(self, *labels: str, by: float = 1.0) -> None:
+    def add(self, table: str, *others: str, by: float = 1.0) -> None:
         """Add to one series."""
-        self._values[labels] = self._values.get(labels, 0.0) + by
+        values = self._values.setdefault(table, {})
+        values[others] = values.get(others, 0.0) + by
 
-    def value(self, *labels: str) -> float:
+    def value(self, table: str, *others: str) -> float:
         """Return one value."""
-        return self._values.get(labels, 0.0)
+        return self._values.get(table, {}).get(others, 0.0)
 
     def forget(self, tables: Collection[str]) -> None:
         """Remove the series of tables."""
-        for labels in [labels for labels in self._values if labels[0] in tables]:
-            del self._values[labels]
+        for table in tables:
+            self._values.pop(table, None)
 
-    def rows(self) -> Iterator[tuple[tuple[str, ...], float]]:
-        """Yield all series; another thread may add to them meanwhile."""
+    def series(self) -> Iterator[tuple[str, Sequence[tuple[str, ...]], Mapping[tuple[str, ...], float]]]:
+        """Yield of each table the other labels that it starts with, and its values; another thread may add to them."""
         values = self._values.copy()
+        known: dict[Sequence[str], list[tuple[str, ...]]] = {}
         words: list[tuple[str, ...]] = [(word,) for word in self._words] or [()]
         for table, names in [*self._tables.items()]:
-            for job in [(name,) for name in names] if self._per_job else [()]:
-                for word in words:
-                    labels = (table, *job, *word)
-                    yield labels, values.pop(labels, 0.0)
-        yield from values.items()
+            if names not in known:
+                jobs = [(name,) for name in names] if self._per_job else [()]
+                known[names] = [job + word for job in jobs for word in words]
+            yield table, known[names], values.pop(table, {}).copy()
+        yield from ((table, [], of.copy()) for table, of in values.items())
+
+    def rows(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        """Yield all series."""
+        for table, known, values in self.series():
+            yield from (((table, *others), value) for others, value in {**dict.fromkeys(known, 0.0), **values}.items())
+
+    def lines(self, around: _Around, numbers: Mapping[float, str]) -> Iterator[tuple[str, str]]:
+        """Yield each table with its lines, a null in place of its name: most are 0, and those are made once."""
+        zeros: dict[int, dict[tuple[str, ...], str]] = {}
+        for table, known, values in self.series():
+            if id(known) not in zeros:
+                zeros[id(known)] = {of: f"{around[of][0]}\0{around[of][1]}0.0\n" for of in known}
+            lines = zeros[id(known)]
+            if values:
+                lines = lines | {of: f"{around[of][0]}\0{around[of][1]}{numbers[at]}\n" for of, at in values.items()}
+            yield table, "".join(lines.values())
 
     def describe(self) -> Iterator[CounterMetricFamily]:
         """Yield it without series: its name is taken."""
@@ -410,7 +432,10 @@ def _exposed(collector: Collector) -> Iterable[Family] | str:
     if isinstance(collector, _StatusCollector):
         return collector.families()
     if isinstance(collector, TableCounter):
-        return [Family(f"{collector.name}_total", "counter", collector.text, collector.label_names, collector.rows())]
+        family = Family(
+            f"{collector.name}_total", "counter", collector.text, collector.label_names, (), collector.lines
+        )
+        return [family]
     return generate_latest(collector).decode()
 
 
@@ -514,6 +539,9 @@ _GAUGES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+_OF = {last: [name for name, of in _GAUGES.items() if of[-1] == last] for last in ("table", "job", "index")}
+
+
 class _FleetFigures:
     """The gauges of tables, jobs and indexes. ``tables``: their documents, which are read once and not kept.
 
@@ -534,9 +562,9 @@ class _FleetFigures:
 
     def _add_table(self, table: Mapping[str, Any]) -> None:
         metrics = backlog_of(table).metrics
-        self._add((table["name"],), {**table, "poll_age_seconds": table["seconds_since_look"]})
+        self._add((table["name"],), {**table, "poll_age_seconds": table["seconds_since_look"]}, _OF["table"])
         named = {metrics[figure].exported: value for figure, value in table["backlog"].items() if figure in metrics}
-        self._add((table["name"],), {name: value for name, value in named.items() if name not in _GAUGES})
+        self._add((table["name"],), named, named.keys() & self._columns.keys() - _GAUGES.keys())
         for answer in table["answers"]:
             figures = {
                 "index_recall": answer.get("recall"),
@@ -544,19 +572,21 @@ class _FleetFigures:
                 "index_findings": len(answer.get("findings") or ()),
                 "index_segments": answer.get("segments", 0),
             }
-            self._add((table["name"], str(answer["index"])), figures)
+            self._add((table["name"], str(answer["index"])), figures, _OF["index"])
         for job, of in status_document.applicable_jobs(table).items():
             lease, labels = of["lease"], (table["name"], job)
-            figures = {**of, "breaker_open": of["breaker"] is not None, "deferred": of["waiting_for"] in _DEFERRED}
-            self._add(labels, figures | {"lease_elsewhere_seconds": lease["elsewhere_seconds"]})
+            self._add(labels, of, _OF["job"])
+            more = {"breaker_open": of["breaker"] is not None, "deferred": of["waiting_for"] in _DEFERRED}
+            more["lease_elsewhere_seconds"] = lease["elsewhere_seconds"]
+            self._add(labels, more, more)
             self._leases.append((labels, lease["state"]))
 
-    def _add(self, labels: tuple[str, ...], figures: Mapping[Any, Any]) -> None:
-        for name in figures.keys() & self._columns.keys():
-            if figures[name] is not None and len(labels) == len(self._about[name]) - 1:
+    def _add(self, labels: tuple[str, ...], figures: Mapping[Any, Any], names: Iterable[Any]) -> None:
+        for name in names:
+            if (value := figures.get(name)) is not None:
                 known, values = self._columns[name]
                 known.append(labels)
-                values.append(figures[name])
+                values.append(value)
 
     def families(self) -> Iterator[Family]:
         """Yield them."""

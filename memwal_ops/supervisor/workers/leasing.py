@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +32,8 @@ class LeaseClient:
         self.holder = holder
         self.ttl = ttl
         self._post = post
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="leases")
+        self._pool = futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="leases")
+        self._requests: set[futures.Future[None]] = set()
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
 
@@ -81,9 +82,10 @@ class LeaseClient:
         with self._lock:
             self._stores.clear()
 
-    def close(self, *, wait: bool) -> None:
-        """Accept no more requests; ``wait``: until those in flight have ended, else cancel those not started."""
-        self._pool.shutdown(wait=wait, cancel_futures=not wait)
+    def close(self, seconds: float) -> None:
+        """Accept no more requests; those in flight have so long to end: of a store that hangs, leases expire."""
+        self._pool.shutdown(wait=False)
+        futures.wait([*self._requests], seconds)
 
     def _store(self, table: FoundTable) -> Store:
         options = table.settings.storage_options
@@ -109,4 +111,6 @@ class LeaseClient:
                 failure = MemwalOpsError(redact(f"Unexpected {type(error).__name__}: {error}"))
             self._post(lambda: then(result, failure))
 
-        self._pool.submit(do)
+        request = self._pool.submit(do)
+        self._requests.add(request)
+        request.add_done_callback(self._requests.discard)

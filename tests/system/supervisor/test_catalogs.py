@@ -78,7 +78,7 @@ tables:
             leases.acquire(found, f"job{number}", lambda taken, error: answers.append((taken, error)))
             while len(answers) < number:
                 time.sleep(0.01)
-        leases.close(wait=True)
+        leases.close(60.0)
     assert [error for _, error in answers] == [None, None]
     written = [
         [*open_store(resolve(f"{root}/t-{number}.lance", options)).list("_mem_wal_ops/leases")] for number in (1, 2)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import sqlite3
 import threading
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
@@ -26,7 +28,9 @@ from memwal_ops.supervisor.state.history import History
 from memwal_ops.supervisor.workers.leasing import LeaseClient
 from tests.support.fakes import START, Stage
 from tests.support.run_cli import run_here
+from tests.support.service import configure, service
 from tests.support.tables.workload import Workload
+from tests.support.waiting import PATIENCE, until
 from tests.system.supervisor.conftest import TABLES
 
 if TYPE_CHECKING:
@@ -70,7 +74,7 @@ def test_a_lease_makes_no_table_of_nothing(tmp_path: Path) -> None:
     leases, found, posted = lease_client_for(str(tmp_path / "tables/typo.lance"), tmp_path)
     answers: list[Any] = []
     leases.acquire(found, "merge", lambda taken, error: answers.append((taken, error)))
-    leases.close(wait=True)
+    leases.close(60.0)
     for one in posted:
         one()
     ((taken, error),) = answers
@@ -83,12 +87,12 @@ def test_a_lease_that_is_given_back_brings_no_table_back(table: Workload, tmp_pa
     leases, found, posted = lease_client_for(table.uri, tmp_path)
     taken: list[Any] = []
     leases.acquire(found, "merge", lambda answer, _: taken.append(answer))
-    leases.close(wait=True)
+    leases.close(60.0)
     posted[0]()
     again, _, _ = lease_client_for(table.uri, tmp_path)
     shutil.rmtree(table.uri)
     again.release(found, taken[0][0], "failed")
-    again.close(wait=True)
+    again.close(60.0)
     assert not Path(table.uri).exists()
 
 
@@ -97,14 +101,14 @@ def test_a_lease_that_was_taken_of_a_removed_table_is_removed(table: Workload, t
     leases, found, posted = lease_client_for(table.uri, tmp_path)
     taken: list[Any] = []
     leases.acquire(found, "merge", lambda answer, _: taken.append(answer))
-    leases.close(wait=True)
+    leases.close(60.0)
     posted[0]()
     for entry in Path(table.uri).iterdir():
         if entry.name != "_mem_wal_ops":  # a removal that began before it was taken
             shutil.rmtree(entry)
     again, _, _ = lease_client_for(table.uri, tmp_path)
     again.release(found, taken[0][0], "failed")
-    again.close(wait=True)
+    again.close(60.0)
     assert not [*Path(table.uri).rglob("*")]
 
 
@@ -283,6 +287,28 @@ def test_a_slow_heartbeat_server_delays_no_run(tmp_path: Path) -> None:
     enough.set()
     server.shutdown()
     server.server_close()
+
+
+def test_a_store_that_never_answers_keeps_no_service_from_stopping(tmp_path: Path) -> None:
+    """Its process stayed for a minute after it had stopped, and for as long as requests were allowed to take."""
+    token = tmp_path / "token"
+    token.write_text("a-token-of-some-length-000000\n")
+    token.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        options = {"aws_endpoint": f"http://127.0.0.1:{hole.getsockname()[1]}", "allow_http": "true", "timeout": "1h"}
+        options |= {"aws_access_key_id": "x", "aws_secret_access_key": "x" * 9, "aws_region": "us-east-1"}
+        file = configure(tmp_path, "merge: {}", more=f"http: {{port: 0, token_file: {token}}}")
+        text = file.read_text().replace("http: {port: 0}\n", "", 1)
+        table = {"uri": "s3://b/t.lance", "format": "lance", "storage_options": options}
+        file.write_text(yaml.safe_dump(yaml.safe_load(text) | {"tables": [table]}))
+        with service(file) as running:
+            asked = f"http://127.0.0.1:{running.port}/api/v1/tables/t/jobs/merge/run"
+            headers = {"Authorization": f"Bearer {token.read_text().strip()}", "Content-Type": "application/json"}
+            urlopen(Request(asked, b"{}", headers), timeout=PATIENCE).close()
+            until(lambda: running.get("/api/v1/status")["tables"][0]["jobs"]["merge"]["state"] == "leasing")
+            running.process.terminate()
+            assert running.process.wait(PATIENCE) == 0
+            assert running.events("stopped")
 
 
 def test_a_reload_that_comes_before_the_service_is_up_does_not_end_it(

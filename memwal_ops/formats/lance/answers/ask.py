@@ -220,7 +220,6 @@ def text_answers(
 def _answers_of_texts(
     pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
 ) -> Mapping[int, Addresses]:
-    """The addresses of those of ``rows`` that match."""
     addresses = rows[ROW_ADDRESS].to_numpy()
     with lance_errors("index texts of", pinned.uri):
         memory = lance.write_dataset(
@@ -290,7 +289,6 @@ def _asked(
 
 
 def _asking(query: SampledQuery) -> dict[str, Any]:
-    """Arguments of pylance's scanner."""
     if query.words is None:
         return {"filter": query.condition}
     similar = query.what == "similar"

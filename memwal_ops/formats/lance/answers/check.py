@@ -406,7 +406,6 @@ def not_described(table: Table, name: str) -> IndexAnswers:
 def _check(
     table: Table, pinned: Pinned, index: AskedIndex, samples: int, seed: int, max_bytes: int, reader: RowReader
 ) -> tuple[IndexAnswers, CoverageGaps | None]:
-    """Ask one index, then for rows that its files lack."""
     base = base_indexes(table)[index.name]
     try:
         held = coverage_of(table, pinned, index, base, lambda values: _indexed(index, values), max_bytes // 4)
@@ -541,7 +540,6 @@ def _margin(type_: str) -> float:
 
 
 def _shown(pinned: Pinned, index: AskedIndex, answers: IndexAnswers) -> list[str]:
-    """The values of the rows that are examples."""
     wanted = [int(address) for address in (*answers.examples_missing, *answers.examples_extra)]
     values: Mapping[int, object] = {}
     for fragment in sorted({address >> 32 for address in wanted}):

@@ -70,7 +70,6 @@ def _place(value: Any, kind: bytes) -> tuple[float, float] | None:
 
 
 def _first_pair(value: Any) -> tuple[float, ...]:
-    """The first two numbers of nested lists and structs."""
     while isinstance(value, list):
         value = value[0] if value else None
     return tuple(value.values())[:2] if isinstance(value, dict) and None not in value.values() else ()
@@ -276,7 +275,6 @@ def _absent(distinct: list[Any], kind: pa.DataType) -> str | None:
 
 
 def _labels(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[SampledQuery]:
-    """Membership of one label, of any and of all of several."""
     kind = values.type.value_type
     lists = [value for value in plain(values) if value]
     labels = sorted({label for label_list in lists for label in label_list if label is not None})
@@ -297,7 +295,6 @@ def _labels(column: str, values: pa.ChunkedArray, samples: int, random: np.rando
 
 
 def _grams(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[SampledQuery]:
-    """Parts of the texts, three characters and longer."""
     texts = [value for value in values.to_pylist() if value and len(value) >= _GRAM]
     if not texts:
         return
@@ -339,7 +336,6 @@ def text_queries(
 
 
 def _json(index: AskedIndex, column: str, values: pa.ChunkedArray, samples: int) -> Iterator[SampledQuery]:
-    """Equality of what is at the path of the index."""
     path = str(index.details.get("path", ""))
     if "." in path:
         return  # pylance takes the whole of it for a key where it scans, and for a path in the index

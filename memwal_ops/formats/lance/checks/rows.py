@@ -231,5 +231,4 @@ def _not_indexed(pages: pa.Table, values: pa.Array, addresses: pa.ChunkedArray) 
 
 
 def _bits(values: pa.Array) -> pa.Array:
-    """Floats as numbers of their bits: NaN is equal to itself."""
     return values.view(f"int{values.type.bit_width}") if pa.types.is_floating(values.type) else values

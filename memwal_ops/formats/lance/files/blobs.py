@@ -81,7 +81,6 @@ def _is_blob(field: pa.Field) -> bool:
 
 
 def _inner(kind: pa.DataType) -> list[pa.Field]:
-    """The child fields of a type that may contain blobs."""
     if not (pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return []
     return [kind.field(place) for place in range(kind.num_fields)]

@@ -359,7 +359,6 @@ def _inner(source: Node, target: Node, matches: Matches, within: str) -> tuple[C
 
 
 def _unchanged_inside(source: Node, target: Node, matches: Matches) -> bool:
-    """Whether no nested field was dropped and added again."""
     return all(
         matches(inner, other) and _unchanged_inside(inner, other, matches)
         for inner, other in zip(source.children, target.children, strict=True)

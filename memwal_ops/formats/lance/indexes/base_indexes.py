@@ -229,7 +229,6 @@ def fragments_held(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadat
 
 
 def _partitions(table: Table, folder: str, index: BaseIndex) -> list[int]:
-    """The partitions of a segment of a text index."""
     described: dict[bytes, bytes] = {}
     try:
         described = open_index_file(table.location, f"{folder}/metadata.lance").metadata().schema.metadata or {}

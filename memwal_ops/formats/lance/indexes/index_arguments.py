@@ -203,7 +203,6 @@ def _is_damaged(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) 
 
 
 def _needed_files(index: BaseIndex) -> Sequence[str]:
-    """The names of the files with the parameters of a segment."""
     if index.is_vector:
         return codebook.MODEL_FILES
     kind = value_kind(index)

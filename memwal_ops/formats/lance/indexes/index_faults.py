@@ -315,7 +315,6 @@ def fragments_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata)
 
 
 def _zones(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> Iterator[tuple[int, int]]:
-    """The fragment and the start of each zone."""
     path = f"{index_folder(table, entry)}/{FRAGMENTS_IN[index.type]}"
     with lance_errors("read index", path):
         zones = open_index_file(table.location, path, ["fragment_id", "zone_start"]).read_all().to_table()

@@ -354,7 +354,6 @@ def _foreign(table: Table, options: AdoptOptions) -> tuple[ForeignGeneration, ..
 
 
 def _moved(foreign: tuple[ForeignGeneration, ...]) -> tuple[MovedRegion, ...]:
-    """By region and path."""
     moved: dict[tuple[UUID, str], list[ForeignGeneration]] = defaultdict(list)
     for one in foreign:
         moved[one.ref.region_id, one.root].append(one)

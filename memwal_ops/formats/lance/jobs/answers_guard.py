@@ -223,7 +223,6 @@ def _draw(pinned: Pinned, index: AskedIndex, of: AbstractSet[int], seed: int, bu
 
 
 def _some(fragments: Sequence[int], seed: int) -> frozenset[int]:
-    """The oldest and the newest of them, and a few at random."""
     chosen = np.random.default_rng(seed).permutation(fragments)[:_FEW].tolist()
     return frozenset([*fragments[:1], *fragments[-1:], *chosen])
 

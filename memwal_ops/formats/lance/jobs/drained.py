@@ -338,7 +338,6 @@ def _part(table: Table, generation: int, rows: pa.Table, entry: int | None = Non
 
 
 def _newest(table: Table, parts: Sequence[_Part]) -> tuple[dict[_Key, _Write], pa.Table]:
-    """The newest write of each key, and the keys as columns."""
     writes: dict[_Key, _Write] = {}
     for at, part in enumerate(parts):
         for number, (key, row, delete) in enumerate(zip(*_encoded(table, part.rows), part.deletes, strict=True)):
@@ -352,7 +351,6 @@ def _newest(table: Table, parts: Sequence[_Part]) -> tuple[dict[_Key, _Write], p
 
 
 def _encoded(table: Table, rows: pa.Table) -> tuple[list[_Key], list[bytes]]:
-    """The key and a digest of each row."""
     values = {name: datasets.plain(column) for name, column in zip(rows.column_names, rows.columns, strict=True)}
     keys = [*zip(*(values[name] for name in table.primary_key), strict=True)]
     texts = (repr(row).encode(errors="surrogatepass") for row in zip(*values.values(), strict=True))

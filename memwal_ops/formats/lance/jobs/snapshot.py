@@ -279,7 +279,6 @@ def _rows(observed: _Observation) -> pa.Table:
 
 
 def _is_stored(table: Table, rows: pa.Table, stored: str) -> bool:
-    """Whether the table already has this snapshot."""
     try:
         snapshot = read_snapshot(table)
     except InvalidFormatError:
@@ -366,7 +365,6 @@ def _known(table: Table, layout: Layout) -> Mapping[UUID, Known]:
 
 
 def _read(table: Table, region_id: UUID, known: Known | None) -> _Region:
-    """The region's newest state, and the actual end of its log."""
     region, layout = table.region(region_id), table.layout_of(region_id)
     folder = region.list_page()
     newest = folder.newest

@@ -188,7 +188,6 @@ class Adopter:
         return sum(batch.nbytes for batch in written)
 
     def _write_region(self, path: str, batches: Iterator[pa.RecordBatch], epoch: int) -> int:
-        """WAL entries, and a generation that points to them."""
         table = self._table
         if self.last_entry is None:
             self.last_entry = _last_entry(table.store, self._region_id)

@@ -68,7 +68,6 @@ class LegacyScan:
         return pa.concat_tables([part.cast(base.select(wanted).schema) for part in parts])
 
     def _generations(self, mem_tables: MemTables) -> Iterator[Generation | None]:
-        """Every MemWAL that is not merged, by region, ascending."""
         mem_wals = mem_wals_of(self.table)
         meanings = Meanings(self.table, self.options.flushed_means)
         for region in sorted({mem_wal.id.region for mem_wal in mem_wals}):

@@ -167,7 +167,6 @@ class LegacyRegionWriter:
         self._commit(lambda mem_wals: states.flush(mem_wals, mem_wal_id, self.owner_id))
 
     def _claim(self, mem_wals: Sequence[MemWal]) -> Change:
-        """The change that claims all unflushed MemWALs, of any owner."""
         change = Change()
         for mem_wal in mem_wals:
             if mem_wal.id.region == self.region and mem_wal.state < State.FLUSHED and mem_wal.owner_id != self.owner_id:

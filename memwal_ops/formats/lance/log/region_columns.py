@@ -218,7 +218,6 @@ def _renumber(made: pb.Manifest, ids: Sequence[int]) -> None:
 
 
 def _paths(fields: Sequence[pb.Field]) -> dict[tuple[str, ...], pb.Field]:
-    """The fields by their names from the top, in their order."""
     known = {field.id: field for field in fields}
 
     def path(field: pb.Field) -> tuple[str, ...]:

@@ -410,7 +410,6 @@ def _expected_here(table: Table, opened: Collection[str] = frozenset()) -> _Expe
 
 
 def _worst(table: Table, wrong: Mapping[str, str]) -> named_files.Damage | None:
-    """A file with rows, before an index."""
     if not wrong:
         return None
     path = min(wrong, key=lambda path: (path.startswith(INDICES_FOLDER), path))

@@ -128,7 +128,6 @@ def drop_contradicted(table: Table, merged: Mapping[UUID, int]) -> None:
 
 
 def _records(store: Store) -> list[Record]:
-    """The records, ascending."""
     named = ((_NAME.fullmatch(meta.path), meta) for meta in store.list(PROGRESS_FOLDER))
     return sorted((Record(int(match[1]), meta) for match, meta in named if match is not None), key=lambda item: item[0])
 

@@ -103,7 +103,6 @@ def recent_history(table: Table, limit: int) -> table_history.TableHistory:
 
 
 def _newest(table: Table, count: int) -> list[ObjectMeta]:
-    """The manifests of the newest versions, the newest first."""
     numbered = list_versions(table.store).numbered
     return [numbered[version] for version in nlargest(count, numbered)]
 
@@ -294,7 +293,6 @@ def _newest_versions(store: Store) -> Sequence[ObjectMeta]:
 
 
 def _log_objects(store: Store) -> Sequence[ObjectMeta]:
-    """Objects of the log, the manifests of all regions among them."""
     if store.root.startswith(_WITHOUT_START_KEY):
         return _region_manifests(store)
     objects: list[ObjectMeta] = []

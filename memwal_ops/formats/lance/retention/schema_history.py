@@ -437,7 +437,6 @@ class SchemaHistory:
         return number not in self._table.history.listed() and self._recorded(number) is not None
 
     def _is_far(self, number: int) -> bool:
-        """Whether a version is so old that its record is used."""
         return number < self._table.version - _MANY and self._recorded(number) is not None
 
     def _recorded(self, number: int) -> _Version | None:

@@ -179,7 +179,6 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
 
 
 def _bounded(parts: list[Part]) -> tuple[Part, ...]:
-    """Without the oldest spans, if there are many."""
     room = _MAX_SPANS
     kept: list[Part] = []
     for part in reversed(parts):
@@ -409,7 +408,6 @@ def try_to_record_schema(table: Table) -> None:
 
 
 def _records(table: Table) -> list[tuple[int, ObjectMeta]]:
-    """All records, the newest first."""
     named = ((_NAME.fullmatch(meta.path), meta) for meta in table.store.list(SCHEMA_FOLDER))
     return sorted(((int(name[1]), meta) for name, meta in named if name), key=lambda item: item[0], reverse=True)
 

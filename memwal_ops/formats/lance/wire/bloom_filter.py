@@ -151,7 +151,6 @@ class BloomFilter:
         return present
 
     def _places(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        """Per key its block, and the number of its bit in each word."""
         high, low = hashes >> np.uint64(32), (hashes & np.uint64(0xFFFFFFFF)).astype(np.uint32)
         at = (high * np.uint64(len(self._blocks))) >> np.uint64(32)
         return at, (low[:, None] * _SALT) >> np.uint32(27)
@@ -199,7 +198,6 @@ def _of_words(column: pa.Array) -> NDArray[np.uint64] | None:
 
 
 def _parts(column: pa.Array) -> list[pa.Array]:
-    """The hashed bytes of each value, as binary columns."""
     kind, length = column.type, len(column)
     if pa.types.is_dictionary(kind):
         return _parts(column.cast(kind.value_type))
@@ -222,7 +220,6 @@ def _fixed(column: pa.Array, width: int) -> pa.Array:
 
 
 def _siphash(messages: pa.Array) -> NDArray[np.uint64]:
-    """SipHash-1-3 with a zero key of each message."""
     _, offsets, data = messages.buffers()
     ends = np.frombuffer(offsets, np.int64)[messages.offset : messages.offset + len(messages) + 1]
     first = int(ends[0])

@@ -193,7 +193,6 @@ def _between(start: int, end: int, gaps: Sequence[int]) -> tuple[tuple[int, int]
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ascending spans, with those that touch made one."""
     joined: list[tuple[int, int]] = []
     for first, last in spans:
         if joined and joined[-1][1] + 1 == first:

@@ -164,7 +164,6 @@ def _column(data: bytes) -> bytes:
 
 
 def _nothing(_: bytes) -> bytes:
-    """Only that the field is there."""
     return b""
 
 

@@ -280,7 +280,6 @@ class FolderErasure(Erasure):
             yield RowHolder("end of the graph", files.GRAPH, f"{beyond:,} bytes beyond its slots")
 
     def _kept(self, store: Store) -> Iterator[RowHolder]:
-        """Who reads an older epoch: its blocks stay."""
         folder, epoch = self.table.location.uri, store.state.epoch
         if files.needed_from(folder, epoch) >= epoch:
             return

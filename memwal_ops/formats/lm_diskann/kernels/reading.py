@@ -181,7 +181,6 @@ _CHECKSUM_WORD = 5
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _fold(a, b):
-    """The 128-bit product, with its halves combined by exclusive or."""
     half = np.uint64(32)
     low_a, high_a, low_b, high_b = a & _LOW, a >> half, b & _LOW, b >> half
     low, cross_a, cross_b, high = low_a * low_b, high_a * low_b, low_a * high_b, high_a * high_b

@@ -115,7 +115,6 @@ def _rows(uri: str, live: int) -> dict[str, Row]:
 
 
 def _nearest(uri: str, expected: dict[str, Row]) -> int:
-    """Query some vectors by their values. Returns how many."""
     sample = sorted(expected)[::40]
     for name in sample:
         answers = zeppelin.query(uri, vector=expected[name]["values"], k=1, nprobe=1 << 20)

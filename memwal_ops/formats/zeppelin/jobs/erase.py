@@ -207,7 +207,6 @@ class NamespaceErasure(Erasure):
         return (name for name, values in zip(ids, attributes, strict=True) if self.matches(name, values))
 
     def _retained(self, evidence: gc.NamespaceEvidence) -> dict[str, str | None]:
-        """As :meth:`_of`, of objects that only a retained revision needs."""
         live = self.table.manifest
         holders: dict[str, str | None] = {}
         for revision in evidence.roots.revisions:
@@ -352,7 +351,6 @@ class NamespaceErasure(Erasure):
         return ScanScope(self.table.store, self._forget, lambda path: ("object", _REMEDY[path.endswith(_AVERAGES)]))
 
     def _forget(self, values: ErasedValues) -> None:
-        """Have values forget what living rows have, and the names of fields."""
         table = self.table.newest()
         names = [name for segment in table.manifest.segments for name in segment.bitmap_fields + segment.fts_fields]
         values.forget(_WORDS, [table.manifest.namespace, *names, *table.meta.full_text])
@@ -362,7 +360,6 @@ class NamespaceErasure(Erasure):
 
 
 def _values_of(wanted: Any) -> list[Any]:
-    """The values to which a filter compares for equality."""
     if isinstance(wanted, list):
         return [value for part in wanted for value in _values_of(part)]
     if not isinstance(wanted, dict):

@@ -265,7 +265,6 @@ def _has_work(manifest: Manifest, options: ZeppelinMergeOptions) -> bool:
 
 
 def _warnings(manifest: Manifest, left: Contested) -> Iterator[str]:
-    """What the namespace's operator must know about its ``pending_deletes``."""
     if manifest.pending_keys:
         yield (
             f"pending_deletes has {counted(len(manifest.pending_keys), 'entry', 'entries')} like "

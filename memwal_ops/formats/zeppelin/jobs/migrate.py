@@ -296,7 +296,6 @@ class _Run:
 
 
 def _rows_of(table: Namespace) -> dict[str, list[str]]:
-    """What two manifests with the same rows have in common."""
     manifest = table.manifest
     return {
         "segments": manifest.segment_ids,

@@ -183,7 +183,6 @@ def _field(attribute: str, kind: pa.DataType | None, taken: set[str]) -> pa.Fiel
 
 
 def _fits(field: pa.Field, kinds: AttributeKinds, name: str) -> bool:
-    """Whether a column can store these values without loss."""
     kind, column, values = kinds.type_of(name), field.type, kinds.values[name]
     if is_json(field) or column == kind:
         return True

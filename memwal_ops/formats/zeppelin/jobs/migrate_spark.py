@@ -101,7 +101,6 @@ class SparkMigration:
         return total[0] or 0, total[1] or 0, not total[2]
 
     def _live(self, table: Namespace) -> DataFrame:
-        """Every row that a strong query may return, once each."""
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         work = _Work.of(table)
@@ -129,7 +128,6 @@ class SparkMigration:
         return numbers.mapInArrow(self._on_spark.task(run), schema)
 
     def _kinds(self, table: Namespace, live: DataFrame) -> tuple[AttributeKinds, int, int | None]:
-        """The kinds of all attributes, the number of rows, and of dimensions."""
 
         def look(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             kinds, count, widths = AttributeKinds.empty(), 0, set()
@@ -154,7 +152,6 @@ class SparkMigration:
         return kinds, count, dimensions_of(table) or next(iter(widths), None)
 
     def _converted(self, live: DataFrame, columns: Columns) -> DataFrame:
-        """Rows in the columns of the table."""
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
 
         vector = pa.list_(pa.field("element", pa.float32()))  # Spark has no lists of a fixed size
@@ -184,7 +181,6 @@ class SparkMigration:
         return both.agg(f.count("w").alias("wanted"), f.count("f").alias("found"), same)
 
     def _stream(self, live: DataFrame, columns: Columns) -> Callable[[], Iterator[pa.RecordBatch]]:
-        """Rows through the driver, a partition at a time."""
 
         def read() -> Iterator[pa.RecordBatch]:
             with self._on_spark.stage("upsert", "read the rows that differ"):
@@ -276,7 +272,6 @@ class _Work:
 
 
 def _raw(rows: Rows, place: int) -> Iterator[pa.RecordBatch]:
-    """Rows as Spark carries them: vectors as bytes, attributes as JSON."""
     if rows.ids:
         texts = [None if attributes is None else json.dumps(attributes) for attributes in rows.attributes]
         vectors = [row.tobytes() for row in np.ascontiguousarray(rows.vectors, np.float32)]
@@ -291,7 +286,6 @@ def _raw(rows: Rows, place: int) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(batch: pa.RecordBatch) -> Rows:
-    """The reverse of :func:`_raw`."""
     if not batch.num_rows:
         return Rows([], np.zeros((0, 0), np.float32), [])
     vectors = [np.frombuffer(data, np.float32) for data in batch.column("vector").to_pylist()]

@@ -527,7 +527,6 @@ def check_attributes(attributes: Any, dialect: str) -> Attributes | None:
 
 
 def _is_text(value: str) -> bool:
-    """Whether UTF-8 can store it: it has no lone surrogate."""
     return value.isascii() or len(value.encode("utf-8", "ignore")) == len(value.encode("utf-8", "surrogatepass"))
 
 

@@ -56,7 +56,7 @@ def test_series_that_are_zero_take_no_memory_and_are_exposed(metrics: Metrics) -
     """70 objects of the library for each table were 40 KiB."""
     for number in range(100):
         metrics.init_table(f"t{number}", [*("merge", "gc")])
-    assert metrics.runs._values.keys().isdisjoint({("t7", "merge", "failed")})
+    assert "t7" not in metrics.runs._values
     assert 'memwal_ops_runs_total{job="gc",outcome="failed",table="t7"} 0.0' in b"".join(metrics.expose()).decode()
     assert len({id(jobs) for name, jobs in metrics._tables.items() if name[0] == "t"}) == 1
     metrics.runs.add("t7", "gc", "failed")

@@ -235,7 +235,6 @@ def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:
 
 
 def _joined(parts: Sequence[pa.Table]) -> pa.Table:
-    """The rows of all, in the columns of the first."""
     return pa.concat_tables([conformed(part, parts[0].schema) for part in parts])
 
 

@@ -155,7 +155,6 @@ def _sources(unmerged: Unmerged, query: VectorQuery, opened: Opened) -> list[_So
 
 
 def _live(source: _Source, k: int) -> pa.Table:
-    """At least ``k`` live rows of a source, or all."""
     seen, parts, live, limit = np.empty(0, np.uint64), [], 0, k
     while True:
         rows = source.search(limit, seen)
@@ -382,7 +381,6 @@ def _bridging(
 
 
 def _index_of(table: Table, column: str) -> BaseIndex | None:
-    """The base's vector index of a column."""
     known = {name: base_index for name, base_index in base_indexes(table).items() if base_index.is_vector}
     with lance_errors("read the indexes of", table.location.uri):
         names = [index.name for index in table.dataset.describe_indices() if index.field_names == [column]]
@@ -390,7 +388,6 @@ def _index_of(table: Table, column: str) -> BaseIndex | None:
 
 
 def _index_in(dataset: lance.LanceDataset, column: str) -> str | None:
-    """The name of a generation's vector index of a column."""
     with lance_errors("read the indexes of", dataset.uri):
         own = [index for index in dataset.describe_indices() if index.field_names == [column]]
         return next((index.name for index in own if index.type_url.endswith("VectorIndexDetails")), None)

@@ -277,7 +277,6 @@ def _domains(node: Any, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
 
 
 def _listed(node: Any, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
-    """The domain from a ``BETWEEN`` or ``IN``."""
     if node.key == "between":
         ends = [_compared(node.this, sign, node.args[end], kinds) for sign, end in ((">", "low"), ("<", "high"))]
         if node.args.get("symmetric") or not all(ends):

@@ -179,7 +179,6 @@ class Scan:
                 yield conformed(rows.select(wanted), out)
 
     def _rows(self, part: _Part, wanted: list[str], out: pa.Schema) -> Iterator[pa.Table]:
-        """The winners of a source that meet the filter."""
         if part.generation is None:
             assert part.region.memory is not None  # noqa: S101 - see winning
             rows = filtered(part.region.memory.filter(pa.array(part.winners)), wanted, self.filter)

@@ -226,7 +226,6 @@ def _held(table: Table, history: SchemaHistory, region_id: UUID, held: InMemory)
 
 
 def _log(table: Table, history: SchemaHistory, manifest: RegionManifest) -> pa.Table | None:
-    """The rows of the entries that no generation has."""
     region_id, layout = manifest.region_id, table.layout_of(manifest.region_id)
     if layout.generations_in_log:
         entries = [entry for entry in read_log(table.store, manifest) if not entry.cut]

@@ -259,7 +259,6 @@ class Broadcast:
         )
 
     def _by_fragment(self, addresses: npt.NDArray[np.uint64]) -> list[npt.NDArray[np.uint64]]:
-        """Row addresses by task, those of one fragment in one of them."""
         _, starts = np.unique(addresses >> np.uint64(32), return_index=True)
         count = max(1, min(len(starts), self.run.tasks(len(addresses))))
         firsts = [int(some[0]) for some in np.array_split(starts, count) if len(some)]
@@ -375,7 +374,6 @@ class _Pass:
         )
 
     def _newest(self, work: tasks.Pass, generations: Sequence[Generation]) -> collapse.Winners | None:
-        """The newest row of each key, if the driver can hold the keys."""
         if not fits(sum(generation.live_rows for generation in work.generations), self.table, self._driver_key_bytes):
             return None
         with self.stages.stage("keys", "read keys of generations, find the newest row of each key"):

@@ -120,7 +120,6 @@ class Shuffle:
         return self._keys().groupBy("key").agg(*newest).persist()
 
     def _keys(self) -> DataFrame:
-        """``key`` and ``locator`` of all rows of the pass."""
         live = sum(generation.live_rows for generation in self.work.generations)
         return self._splits(len(self.work.generations), live).mapInArrow(
             tasks.key_reader(self.work), f"key {self.work.code.spark_type}, locator bigint"
@@ -242,7 +241,6 @@ class Shuffle:
 
 
 def _lookup_array(values: Sequence[int]) -> Any:
-    """A constant array column, for a look-up by position."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
     return f.split(f.lit(",".join(map(str, values))), ",").cast("array<int>")

@@ -203,7 +203,6 @@ def _perform(table: Table, step: str, old: str, new: str, note: CommitNote) -> s
 
 
 def _holds(table: Table, old: str, new: str) -> tuple[OldIndexUse, ...]:
-    """Generations and logs that have only the old index."""
     index = table.index
     if old not in index.maintained_indexes and not index.maintain_all_indexes:
         return ()
@@ -231,7 +230,6 @@ def _holds(table: Table, old: str, new: str) -> tuple[OldIndexUse, ...]:
 
 
 def _create(table: Table, old: str, new: str, note: CommitNote, retry: CommitRetry) -> None:
-    """Train the new index on the table's rows and publish it."""
     while _next_step(table, old, new)[0] == "create":  # else another run published it first
         try:
             arguments = arguments_like(table, base_indexes(table)[old])

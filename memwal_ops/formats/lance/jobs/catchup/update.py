@@ -129,7 +129,6 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
 def _planned(
     table: Table, index: BaseIndex, debt: SegmentDebt, builders: Builders, options: CatchupOptions, context: RunContext
 ) -> IndexReport:
-    """What a run would do with an index, whatever others write."""
     need = _need(table, index, options)
     method, why = _method(table, index, options, context)
     if method != "update":
@@ -148,7 +147,6 @@ def _planned(
 
 
 def _would_write(index: BaseIndex, method: str, debt: SegmentDebt) -> int:
-    """About how many bytes a build of an index writes."""
     return debt.bytes if method == "update" else max(debt.bytes, bytes_of(index.segments))
 
 
@@ -329,7 +327,6 @@ def _finish(run: _Run, outcome: _Outcome, *, recorded: bool) -> IndexReport:
 
 
 def _report(first: Table, last: Table, name: str, options: CatchupOptions, decision: str) -> IndexReport:
-    """The report of one index, from its states in two versions."""
     before, after = base_indexes(first).get(name), base_indexes(last).get(name)
     covers = coverage(frozenset() if before is None else before.covered, first.manifest)
     latest = after or before

@@ -256,7 +256,6 @@ def _with_changes(
 
 
 def _only(details: memwal_pb2.MemWalIndexDetails, name: str) -> memwal_pb2.MemWalIndexDetails:
-    """A copy of the details with one field only."""
     copy = memwal_pb2.MemWalIndexDetails()
     for field_of, value in details.ListFields():
         if field_of.name == name:

@@ -496,7 +496,6 @@ def _planned_why(planner: Planner, run: Debt, options: CompactOptions) -> str | 
 
 
 def _too_large(rewritten: int, options: CompactOptions) -> str | None:
-    """What a report says of a run that exceeds its budget."""
     if options.max_bytes is None or rewritten <= options.max_bytes:
         return None
     return (
@@ -553,7 +552,6 @@ def _conflict(retry: CommitRetry, table: Table, newest: Table, error: errors.Mem
 
 
 def _with_files(manifest: VersionManifest, files: Collection[str]) -> set[int]:
-    """Fragments that have any of these data files."""
     return {
         fragment.id for fragment in manifest.manifest.fragments if any(file.path in files for file in fragment.files)
     }

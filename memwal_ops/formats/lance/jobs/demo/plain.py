@@ -168,7 +168,6 @@ class _Documents:
         return pa.Table.from_arrays(columns, ["id", "text", "vector"])
 
     def _choose(self) -> list[int]:
-        """Documents that were written one after another."""
         first = int(self._random.integers(0, max(self.expected)))
         return [key for key in range(first, first + _CHANGED) if key in self.expected] or self._choose()
 
@@ -260,7 +259,6 @@ def _beside_a_writer(made: _Documents, *arguments: str) -> tuple[str, int]:
 
 
 def _command(*arguments: str) -> str:
-    """The output of a command of memwal-ops."""
     command = [sys.executable, "-m", "memwal_ops", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
     prove(done.returncode == 0, f"{' '.join(arguments)} ended with exit code {done.returncode}: {done.stderr}")

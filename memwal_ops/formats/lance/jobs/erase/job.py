@@ -285,7 +285,6 @@ class TableErasure(Erasure):
                 )
 
     def _erase_followers(self) -> None:
-        """Erase the named indexes that follow the table."""
         for follower in self.surveyor.followers(self.table):
             if not self.surveyor.is_named(follower):
                 continue

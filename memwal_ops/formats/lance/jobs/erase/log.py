@@ -253,7 +253,6 @@ class RegionLogs(LogSurvey):
                     yield RowHolder("region", str(region_id), _NAMED.format(name), blocks=True)
 
     def _stays_in_use(self, column: str, value: pa.Array) -> bool:
-        """Whether a row that stays has a value."""
         if (compared := literal(plain(value)[0], value.type)) is None:
             return False
         where = f"`{column}` = {compared} AND ({self.target.where or 'false'}) IS NOT TRUE"

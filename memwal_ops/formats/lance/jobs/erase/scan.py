@@ -289,7 +289,6 @@ def _short(array: pa.Array) -> Any:
 
 
 def _keys(data: bytes) -> bytes:
-    """The keys of a JSON document."""
     keys: list[str] = []
     try:
         json.loads(data, object_hook=keys.extend)
@@ -299,7 +298,6 @@ def _keys(data: bytes) -> bytes:
 
 
 def _explain(table: Table, path: str) -> tuple[str, str]:
-    """The kind of an object, and what removes a value from it."""
     if path.startswith(f"{BRANCHES_FOLDER}/"):
         return "branch", "erase it there, too (memwal-ops erase URI --branch NAME), or delete the branch"
     parts = path.split("/")

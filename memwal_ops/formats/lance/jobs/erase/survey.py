@@ -292,7 +292,6 @@ class Surveyor:
         yield from concurrently(partial(_read, table), versions, threads=_CONCURRENT_READS)
 
     def _why(self, table: Table, version: int, shown: VersionManifest | None) -> str | None:
-        """Why an older version holds such rows."""
         if shown is None:
             return "it cannot be read, so that it may hold such rows"
         if self.target.before is not None and self._retention.written(version) < self.target.before:
@@ -410,7 +409,6 @@ class Surveyor:
                 yield RowHolder("branch", name, text, blocks=True)
 
     def _survey_branch(self, table: Table, name: str | None) -> Survey:
-        """Survey another branch, as a run of its own would."""
         location = branch_location(table.location, table.branch.name, name)
         branch = load(location, open_store(location))
         target = self.target

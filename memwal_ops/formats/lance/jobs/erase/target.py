@@ -229,7 +229,6 @@ class Target:
         return f"{counted(rows, 'such row is', 'such rows are')} in its data files" if rows else None
 
     def _count(self, dataset: lance.LanceDataset, fragments: list[LanceFragment] | None = None) -> int:
-        """How many rows match, deleted or not."""
         rows: int = sum(batch.num_rows for batch in _matching(dataset, fragments, self.where, columns=[]))
         if rows:
             self._keep(dataset, fragments, self.where)

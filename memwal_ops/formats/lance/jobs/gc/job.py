@@ -173,7 +173,6 @@ def backlog(table: Table) -> Mapping[str, float]:
 def _collectors(
     current: CurrentEvidence, report: GcReport, regions: Iterable[UUID] | None = None
 ) -> Iterator[Collector[LanceCandidate]]:
-    """One for each region, then one for the rest."""
     report.versions = len(current.evidence.retention.versions)
     shows_progress = current.evidence.table.log.shows_progress
     if not shows_progress:

@@ -155,7 +155,6 @@ def _rows(table: Table) -> int:
 
 
 def _bounded(regions: tuple[report.InspectedRegion, ...], limit: int) -> tuple[report.InspectedRegion, ...]:
-    """At most ``limit`` generations of all regions together."""
     ranked = [
         (report.STATES.index(generation.state), at, generation)
         for at, region in enumerate(regions)

@@ -264,7 +264,6 @@ plan, apply = job.job_of(LegacyErasure)
 
 
 def _rewritten(table: Table, number: int) -> Rewrite:
-    """The living rows of a fragment as new ones."""
     dataset = table.dataset
     with lance_errors("rewrite a fragment of", table.location.uri):
         part = dataset.get_fragment(number)

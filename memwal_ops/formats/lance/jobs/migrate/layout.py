@@ -228,7 +228,6 @@ def _unreachable_rows(manifest: RegionManifest) -> InvalidUsageError:
 
 
 def _seal(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> None:
-    """Seal these regions, a few at a time."""
     waiting = [region.region_id for region in regions if not region.sealed]
     _ = table.layout  # read once, before the threads use it
 

@@ -484,7 +484,6 @@ def _newest_readable(store: RegionManifestStore, versions: Sequence[int]) -> tup
 
 
 def _epochs(table: Table, region_id: UUID, entries: Sequence[int]) -> list[int]:
-    """The writer epochs of those entries that can be read."""
     return [epoch for _, epoch in read_epochs(table, region_id, entries) if isinstance(epoch, int)]
 
 
