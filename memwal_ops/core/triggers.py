@@ -40,7 +40,8 @@ class TriggerError(ValueError):
 
 
 class _Node(Protocol):
-    def is_met(self, figures: Mapping[str, float]) -> bool: ...
+    def holds(self, figures: Mapping[str, float]) -> bool | None:
+        """None: it depends on a metric that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +50,17 @@ class _Comparison:
     compare: Callable[[float, float], bool]
     amount: float
 
-    def is_met(self, figures: Mapping[str, float]) -> bool:
-        # A metric that could not be read is missing: the comparison is then false.
-        return self.figure in figures and self.compare(figures[self.figure], self.amount)
+    def holds(self, figures: Mapping[str, float]) -> bool | None:
+        return self.compare(figures[self.figure], self.amount) if self.figure in figures else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Not:
     inner: _Node
 
-    def is_met(self, figures: Mapping[str, float]) -> bool:
-        return not self.inner.is_met(figures)
+    def holds(self, figures: Mapping[str, float]) -> bool | None:
+        inner = self.inner.holds(figures)
+        return None if inner is None else not inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,9 @@ class _Compound:
     parts: tuple[_Node, ...]
     every: bool
 
-    def is_met(self, figures: Mapping[str, float]) -> bool:
-        return (all if self.every else any)(part.is_met(figures) for part in self.parts)
+    def holds(self, figures: Mapping[str, float]) -> bool | None:
+        found = {part.holds(figures) for part in self.parts}
+        return (not self.every) if (not self.every) in found else None if None in found else self.every
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ class Trigger:
     _root: _Node
 
     def is_met(self, figures: Mapping[str, float]) -> bool:
-        """Whether it fires. It does not if any of its metrics is missing."""
-        return self.figures <= figures.keys() and self._root.is_met(figures)
+        """Whether it fires, whatever the metrics are that could not be read."""
+        return self._root.holds(figures) is True
 
 
 @dataclass(frozen=True, slots=True)

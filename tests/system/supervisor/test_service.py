@@ -18,6 +18,8 @@ from memwal_ops import open_table
 from memwal_ops.core.leases import list_leases
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.memwal import read
+from tests.integration.contracts import small
+from tests.integration.formats.lance.jobs.adopt.test_drained import without_sizes
 from tests.support.plugin_packages import install
 from tests.support.receivers import silent_server
 from tests.support.run_cli import run_process
@@ -33,6 +35,22 @@ from tests.support.waiting import until
 
 def held(uri: str) -> list[str]:
     return [lease.job for lease in list_leases(open_table(uri).store) if lease.ended is None]
+
+
+@pytest.mark.long
+def test_a_trigger_by_sizes_that_no_writer_recorded(tmp_path: Path) -> None:
+    """The log of an older release: rows and bytes are those of its files, and the trigger fires by them."""
+    (tmp_path / "tables").mkdir()
+    uri = small.make(tmp_path / "tables")
+    for number in range(66):
+        small.flush(uri, small.rows(10 * number, 10 * number + 10, 1.0))
+    without_sizes(uri)
+    when = "rows >= 500 or bytes >= 100KiB"
+    with service(configure(tmp_path, f"merge: {{schedule: '0 0 29 2 *', when: {when}}}")) as running:
+        until(lambda: [one for one in running.runs(job="merge") if one["outcome"] == "succeeded"])
+        (run,) = running.runs(job="merge")
+        assert (run["why"], run["decision"], run["figures"]["rows_merged"]) == (f"when: {when}", "merged", 660)
+    assert small.values(uri) == {key: [1.0] for key in range(660)}
 
 
 @pytest.mark.long

@@ -122,9 +122,12 @@ class DrainedRegion:
 
     @property
     def adoptable(self) -> bool:
-        """Whether no row is in doubt, and none must be merged first."""
-        in_doubt = (self.unread or not self.missing) if self.out_of_order else self.waiting
-        return not (self.unknown or self.kept or in_doubt)
+        """Whether no row is in doubt, and none must be merged first.
+
+        What is gone is in doubt. Timeline: the base table is put back from a backup that is older than our merge; gc
+        had collected what was merged; recorded as merged again, its rows are lost without a word.
+        """
+        return not (self.unread or self.unknown or (not self.missing if self.out_of_order else self.waiting))
 
     def to_json(self) -> dict[str, object]:
         """The ``regions`` entry; of keys at most five."""
@@ -167,7 +170,11 @@ class DrainedRegion:
     def found(self) -> str:
         """What was found, as sentences."""
         keys = f"Of {counted(self.keys, 'key')} that can still be read, {self.in_base:,} are in the base table as"
-        text = f"{keys} written last." if self.keys else "None of their rows can be read."
+        text = (
+            f"{keys} written last."
+            if self.keys
+            else "None of their rows can be read; a base from a backup may lack them."
+        )
         if self.out_of_order:
             text += f" {counted(self.waiting, 'generation')} before them wait, and would be put over these."
         elif self.missing:

@@ -51,7 +51,7 @@ from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
     from uuid import UUID
 
     from memwal_ops.core.spark.stages import StageProgress
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 __all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]
 
 _log = get_logger(__name__)
-_MAX_GENERATIONS_POLLED = 64
+_MAX_GENERATIONS_POLLED, _MAX_WITHOUT_SIZE = 64, 1024
 # A pass keeps the key, the address and the age of each row; this bounds it where rows are narrower than that.
 _BYTES_OF_ROW = 512
 _MIN_ROWS = 2 << 20
@@ -284,7 +284,7 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
     else:
         refuse_damaged_base_files(table)
     passes = []
-    sized = _sized(options, _choose(options, backlog).name)
+    sized = _sized(options, _choose(options, waiting).name)
     while waiting:
         merge_pass = _next_pass(waiting, sized)
         passes.append(merge_pass)
@@ -299,7 +299,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
     options.refuse_legacy()
     started = time.monotonic()
     planned = plan_passes(table, options)
-    choice = _choose(options, planned.backlog)
+    choice = _choose(options, planned.backlog.pending)
     if choice.name == "spark":
         from memwal_ops.core.spark.session import check_environment  # noqa: PLC0415 - Spark only
 
@@ -345,7 +345,9 @@ def apply(
     if overwritten := _overwritten(table, backlog):
         table = _record(table, {}, CommitNote.new("merge"), {MERGED_ELSEWHERE: table.history.program(table.version)})
         table = with_listed_log(table)
-    choice = EngineChoice(engine.name, "given by the caller") if engine else _choose(options, backlog)
+    sizes: dict[GenerationRef, GenerationRef] = {}
+    waiting = _with_sizes(table, backlog, backlog.pending, sizes)
+    choice = EngineChoice(engine.name, "given by the caller") if engine else _choose(options, waiting)
     accepts = options.accept_drained and any(fault.drops for fault in backlog.blocked)
     if backlog.pending or accepts:
         check_committable(table)
@@ -360,7 +362,7 @@ def apply(
         if engine is None
         else nullcontext(engine) as running
     ):
-        report = _merge_all(table, sized, running, choice, backlog, started, context)
+        report = _merge_all(table, sized, running, choice, backlog, sizes, started, context)
     return replace(report, blocked=_compared(table.newest(), report.blocked), overwritten=overwritten)
 
 
@@ -393,6 +395,7 @@ def _merge_all(
     engine: MergeEngine,
     choice: EngineChoice,
     backlog: Backlog,
+    sizes: dict[GenerationRef, GenerationRef],
     started: float,
     context: RunContext,
 ) -> MergeReport:
@@ -405,7 +408,6 @@ def _merge_all(
     on_rows = _row_counter(backlog, context)
     compared = False
     drained: list[DrainedRegion] = []
-    sizes: dict[GenerationRef, GenerationRef] = {}
     while True:
         for fault in backlog.blocked:
             limits.block(fault)
@@ -520,8 +522,9 @@ def _wanted(table: Table, options: MergeOptions) -> tuple[UUID, ...] | None:
     return tuple(dict.fromkeys(table.regions.named(str(name)) for name in options.regions)) or None
 
 
-def _choose(options: MergeOptions, backlog: Backlog) -> EngineChoice:
-    return choose_engine(options, "a backlog", sum(ref.bytes or 0 for ref in backlog.pending))
+def _choose(options: MergeOptions, waiting: Iterable[GenerationRef]) -> EngineChoice:
+    """What cannot be read counts nothing: it is not merged."""
+    return choose_engine(options, "a backlog", sum(ref.bytes or 0 for ref in waiting))
 
 
 @contextmanager
@@ -547,7 +550,7 @@ def _stage_progress(stage: StageProgress) -> Progress:
 
 
 def _with_sizes(
-    table: Table, backlog: Backlog, waiting: list[GenerationRef], sizes: dict[GenerationRef, GenerationRef]
+    table: Table, backlog: Backlog, waiting: Sequence[GenerationRef], sizes: dict[GenerationRef, GenerationRef]
 ) -> list[GenerationRef]:
     """The same, with the sizes that writers did not record, read from the files once: ``sizes`` has what was read."""
     if any(ref.bytes is None and ref not in sizes for ref in waiting):
@@ -602,12 +605,13 @@ def _block(limits: _Limits, error: BlockedRegionsError, merged: Mapping[UUID, in
 def backlog(table: Table) -> Mapping[str, float]:
     """The size of the backlog, and the age of its oldest generation in seconds.
 
-    Looks at the files of the first 64 unmerged generations of each region (:func:`checked_backlog`): with more, the
-    table is behind its thresholds, and noticed for that.
+    Looks at the files of the first 64 unmerged generations of each region (:func:`checked_backlog`); of 1,024, where
+    the writer did not record their sizes: with more, the sums are not known.
     """
     listed = with_listed_log(table)
     read = cached_for_poll(table, "backlog", lambda: backlog_of(listed))
-    checked = cached_for_poll(table, "files", lambda: checked_backlog(listed, read, _MAX_GENERATIONS_POLLED))
+    limit = _MAX_WITHOUT_SIZE if None in read.to_json().values() else _MAX_GENERATIONS_POLLED
+    checked = cached_for_poll(table, "files", lambda: checked_backlog(listed, read, limit))
     current, now = checked.backlog, datetime.now(UTC)
     oldest = oldest_unmerged(listed, checked)
     sizes, log = current.to_json(), read_unflushed(listed, read)

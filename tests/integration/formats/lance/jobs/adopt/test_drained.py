@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from contextlib import suppress
@@ -18,11 +19,13 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.candidates import Verdict
+from memwal_ops.core.triggers import parse_trigger
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs import adopt, drained, expire, merge
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.options import AdoptOptions, MergeOptions
+from memwal_ops.formats.lance.specs import MERGE
 from tests.integration.contracts import small
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.gc_options import IMMEDIATE
@@ -275,6 +278,39 @@ def test_gone_manifests_are_no_proof(tmp_path: Path) -> None:
     assert blocked(uri) == ["generation_missing"]
 
 
+@pytest.mark.parametrize("flushed_before", [True, False])
+def test_a_base_from_a_backup_is_not_taken_for_merged(tmp_path: Path, flushed_before: bool) -> None:
+    """Ours merged, and collected; the base alone was put back: the region shows a drop, and nothing else is left."""
+    uri, backup = small.make(tmp_path, btree=False), tmp_path / "backup"
+
+    def flush() -> None:
+        for number in range(3):
+            small.flush(uri, small.rows(10 * number, 10 * number + 10, 1.0))
+
+    if flushed_before:
+        flush()
+        lance.dataset(uri).update({"val": "2"}, where="id = 99")  # by another program, since the flush
+    shutil.copytree(uri, backup, ignore=shutil.ignore_patterns("_mem_wal"))
+    if not flushed_before:
+        flush()
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "merged"
+    expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1, allow_unsafe=True))
+    assert gc.apply(open_table(uri), IMMEDIATE).exit_code == 0
+    assert gc.apply(open_table(uri), IMMEDIATE).exit_code == 0
+    assert not [*folder(uri).glob("*_gen_*")]
+    for name in os.listdir(uri):
+        if name != "_mem_wal":
+            shutil.rmtree(Path(uri, name))
+    shutil.copytree(backup, uri, dirs_exist_ok=True)
+    for _ in range(2):
+        report = merge.apply(open_table(uri), ACCEPT)
+        assert (report.exit_code, small.progress(uri)) == (10, {})
+        assert "a base from a backup may lack them" in " ".join(report.describe().split())
+    report = adopt.apply(open_table(uri), DRAINED)
+    assert (report.exit_code, small.progress(uri), report.regions[0].unread) == (10, {}, (1, 2, 3))
+    assert small.values(uri)[5] == [0.0]
+
+
 def test_a_restored_table_is_no_proof(tmp_path: Path) -> None:
     """Ours merged and drained; the table was restored to before: the rows are in no version but those."""
     uri = flushed(tmp_path)
@@ -434,13 +470,35 @@ def test_decisions_exclude_each_other(tmp_path: Path, other: dict[str, object]) 
         run_job(small.make(tmp_path), "adopt", drained=True, **other)
 
 
-def test_generations_without_recorded_sizes_take_one_pass(tmp_path: Path) -> None:
-    """As Lance 9 writes them (lance-context): a pass takes what fits by their files."""
-    uri = flushed(tmp_path)
+def without_sizes(uri: str) -> None:
+    """The generations as Lance 9 lists them (lance-context, LanceDB 0.36)."""
     region = open_table(uri).region(UUID(small.REGION))
     manifest = region.latest()
     bare = tuple(replace(one, physical_rows=None, in_memory_bytes=None) for one in manifest.flushed_generations)
     assert region.commit(replace(manifest.next(), flushed_generations=bare))
+
+
+def test_many_generations_without_recorded_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trigger by their rows fires by what their files have; where these are too many, one by their number does."""
+    uri = small.make(tmp_path)
+    for number in range(66):  # of others, the first 64 are looked at
+        small.flush(uri, small.rows(number, number + 2))
+    without_sizes(uri)
+    figures = merge.backlog(open_table(uri))
+    assert (figures["generations"], figures["rows"], figures["bytes"] > 66 * 100) == (66, 132, True)
+    monkeypatch.setattr(merge, "_MAX_WITHOUT_SIZE", 65)
+    figures = merge.backlog(open_table(uri))
+    assert figures["generations"] == 66
+    assert not {"rows", "bytes"} & figures.keys()
+    kinds = {name: metric.unit for name, metric in MERGE.backlog_metrics.items()}
+    assert parse_trigger(MERGE.when or "", kinds).is_met(figures)
+    assert not parse_trigger("rows >= 1 or bytes >= 1", kinds).is_met(figures)
+
+
+def test_generations_without_recorded_sizes_take_one_pass(tmp_path: Path) -> None:
+    """A pass takes what fits by their files."""
+    without_sizes(uri := flushed(tmp_path))
     assert len(merge.plan(open_table(uri), MergeOptions()).passes) == 1
     report = merge.apply(open_table(uri), MergeOptions())
     assert ([len(one.merge_pass.generations) for one in report.passes], small.values(uri)) == ([4], EXPECTED)
+    assert re.match(r"a backlog of [1-9][0-9,]* bytes", report.engine_reason)
