@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sys
 import threading
 import time
 import uuid
@@ -93,17 +94,6 @@ _CRASHED = re.compile(
 _SHOWN = 600
 
 
-# Errors with more than a message: by the name of the class, to a document and from it.
-_carried: dict[str, tuple[Callable[[Any], Any], Callable[[Any], errors.MemwalOpsError]]] = {}
-
-
-def carry(
-    kind: type[errors.MemwalOpsError], pack: Callable[[Any], Any], unpack: Callable[[Any], errors.MemwalOpsError]
-) -> None:
-    """Carry errors of this class with more than their message: ``pack`` gives a JSON document, ``unpack`` the error."""
-    _carried[kind.__name__] = (pack, unpack)
-
-
 class TaskFaultError(Exception):
     """The exception that a task raises: a redacted message, and the encoded error.
 
@@ -179,10 +169,10 @@ def brief(error: BaseException) -> str:
 
 
 def _encode(error: errors.MemwalOpsError) -> str:
-    pack, _ = _carried.get(type(error).__name__, (to_document, None))
-    document = {"kind": type(error).__name__, "error": pack(error)}
-    packed = base64.b64encode(json.dumps(document).encode()).decode()
-    return f"{_readable(error)} memwal-ops-fault<{packed}>"
+    pack = getattr(error, "packed", None)  # of one with more than a message: its class has ``unpacked``, too
+    packed = to_document(error) if pack is None else pack(to_document)
+    document = {"module": type(error).__module__, "kind": type(error).__name__, "error": packed}
+    return f"{_readable(error)} memwal-ops-fault<{base64.b64encode(json.dumps(document).encode()).decode()}>"
 
 
 def _readable(error: errors.MemwalOpsError) -> str:
@@ -196,8 +186,12 @@ def to_document(error: errors.MemwalOpsError) -> dict[str, Any]:
 
 
 def _decode(document: dict[str, Any]) -> errors.MemwalOpsError:
-    _, unpack = _carried.get(document["kind"], (None, from_document))
-    return unpack(document["error"])
+    # Only what is imported already: the text may be forged by a message that quotes data.
+    kind = getattr(sys.modules.get(document["module"]), document["kind"], None)
+    unpack = getattr(kind, "unpacked", None)
+    error = from_document(document["error"]) if unpack is None else unpack(document["error"], from_document)
+    assert isinstance(error, errors.MemwalOpsError)  # noqa: S101 - for the type checker: ``unpacked`` returns one
+    return error
 
 
 def from_document(one: Any) -> errors.MemwalOpsError:

@@ -22,6 +22,10 @@ NOT_FOR_A_LOCAL_MERGE = (
     "memwal_ops.core.spark.session", "lance_namespace", "sqlglot", "msgpack", "memwal_ops.core.repair",
     "memwal_ops.core.erasure", "memwal_ops.core.collector", "memwal_ops.core.verification",
 )  # fmt: skip
+NOT_FOR_A_LOOK = (
+    "memwal_ops.formats.lance.answers.check", "memwal_ops.formats.lance.answers.vector", "memwal_ops.core.verification",
+    "memwal_ops.formats.lance.jobs.drained", "memwal_ops.formats.lance.legacy", "memwal_ops.storage.catalogs",
+)  # fmt: skip
 # Where a service runs on this machine, a run is recorded in its history, which takes its configuration. An empty path:
 # other tests' processes find no pandas.
 NO_SERVICE = {"XDG_STATE_HOME": "/nonexistent", "MEMWAL_OPS_CONFIG": "/nonexistent/config.yaml", "PYTHONPATH": ""}
@@ -92,6 +96,7 @@ def test_jobs_on_a_plain_table_import_no_catalog_client_and_no_extra(tmp_path: P
     commands = [(job, uri) for job in ("scan", "inspect", "compact", "catchup")]
     assert ran_all([*commands, ("maintain", uri, "--apply")], heavy) == (0, [])
     assert open_table(uri).revision > 5, "a compaction and an index were published"
+    assert ran("inspect", uri, heavy=NOT_FOR_A_LOOK) == (0, [])
 
 
 def test_without_the_extra_of_a_format_its_commands_name_it() -> None:

@@ -19,9 +19,8 @@ from memwal_ops.formats.lance.wire.lance_file import check_deletion_file, check_
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, log_folder
 from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES
 from memwal_ops.storage.api import LinkError, concurrently
-from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.export_file import NotExportedError
-from memwal_ops.storage.locations import BRANCHES_FOLDER
+from memwal_ops.storage.locations import BRANCHES_FOLDER, resolve_folder
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 
@@ -275,7 +274,7 @@ class Places:
             return FileRoot(self._store, path.removeprefix(own), base.is_dataset_root)
         if self._location.files is not None:
             raise NotExportedError(f"The files at {path} are not in the export.")
-        return FileRoot(open_store(resolve(path, self._location.lance_options)), "", base.is_dataset_root, path)
+        return FileRoot(open_store(resolve_folder(path, self._location.lance_options)), "", base.is_dataset_root, path)
 
     def data_files(self, manifest: table_pb2.Manifest) -> Iterator[NamedFile]:
         """The data and deletion files that the manifest names. Raises: see :meth:`of`."""

@@ -16,9 +16,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from uuid import UUID
 
+from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import (
     INDICES_FOLDER,
     JOB_PROPERTY,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.formats.lance.files.datasets import Branch
-    from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.storage.api import ObjectMeta, Store
 
 
@@ -209,6 +210,21 @@ def operation_of(transaction: table_pb2.Transaction) -> str:
     present = {field.number for field, _ in transaction.ListFields()}
     present |= {field.field_number for field in UnknownFieldSet(transaction)}  # type: ignore[attr-defined]  # iterable, missing in the stub
     return next((name for number, name in _OPERATIONS.items() if number in present), "")
+
+
+def transaction_of(store: Store, version: VersionManifest) -> table_pb2.Transaction | None:
+    """The transaction that made a version, from inside its manifest or from its file; None where it is gone."""
+    if version.transaction is not None:
+        return version.transaction
+    file = version.manifest.transaction_file
+    transaction = table_pb2.Transaction()
+    try:
+        if not file:
+            return None
+        transaction.ParseFromString(store.get(f"{TRANSACTIONS_FOLDER}/{file}"))
+    except (ObjectNotFoundError, DecodeError):
+        return None
+    return transaction
 
 
 def decode_named(path: str, data: bytes) -> VersionManifest:

@@ -25,7 +25,6 @@ from memwal_ops.errors import DrainedElsewhereError, GenerationMissingError, Mem
 from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref
 from memwal_ops.formats.lance.generations.region_identity import UNDECIDED_RECORD, check_identity, lost_progress
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.indexes.snapshots import covered_generations
 from memwal_ops.formats.lance.layouts import mixed_regions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError, listed_log
 from memwal_ops.formats.lance.regions.specs import MANUAL
@@ -316,6 +315,8 @@ def raised(
     """
     if not progress:
         return details
+    from memwal_ops.formats.lance.indexes.snapshots import covered_generations  # noqa: PLC0415 - if progress was lost
+
     details = with_progress(details, progress)
     merged = {UUID(bytes=entry.region_id.uuid): entry.generation for entry in details.merged_generations}
     raised_table = replace(table, memwal=replace(table.index, merged_generations=merged))

@@ -54,8 +54,7 @@ from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, NamingScheme, log_folder, region_folder
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_row_ids, lance_major
 from memwal_ops.storage.api import LinkError
-from memwal_ops.storage.catalogs import resolve
-from memwal_ops.storage.locations import LOCAL
+from memwal_ops.storage.locations import LOCAL, resolve_folder
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ class GenerationCopies:
     """Copies of generations in a folder (``location``). Paths are those below the table's root. Safe in threads."""
 
     def __init__(self, table: Table, folder: str, max_bytes: int) -> None:
-        self.location = resolve(folder)
+        self.location = resolve_folder(folder)
         self.store = open_store(self.location)
         self._table = table
         self._room = max_bytes

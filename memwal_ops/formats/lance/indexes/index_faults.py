@@ -33,7 +33,6 @@ from memwal_ops.formats.lance.indexes.base_indexes import (
     index_folder,
     open_index_file,
 )
-from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.storage.api import concurrently
 from memwal_ops.text import counted
@@ -90,7 +89,11 @@ def refusal(
 
 def dot_product_error(table: Table, index: BaseIndex) -> DotProductIndexError | None:
     """The error for an index with product quantization and the metric dot; None for others. Raises: as above."""
-    if not index.is_vector or not any(read_codebook(table, entry).is_dot_product for entry in index.segments):
+    if not index.is_vector:
+        return None
+    from memwal_ops.formats.lance.indexes.codebook import read_codebook  # noqa: PLC0415 - of vector indexes alone
+
+    if not any(read_codebook(table, entry).is_dot_product for entry in index.segments):
         return None
     return DotProductIndexError(
         f"Index {index.name} is {index.type} with the metric dot: rows that pylance adds to it hide all others.",

@@ -9,11 +9,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from google.protobuf.message import DecodeError
-
 from memwal_ops import errors
 from memwal_ops.formats.lance.commit.commit import check_rewritable, check_takes_rows, commit_built, next_entry
-from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
+from memwal_ops.formats.lance.files.versions import read_version_manifest, transaction_of
 from memwal_ops.formats.lance.generations.backlog import blocked_entry
 from memwal_ops.formats.lance.legacy.states import Change
 from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -311,21 +309,6 @@ def commits_states(store: Store, version: VersionManifest, before: VersionManife
     if transaction is not None:
         return transaction.HasField("update_mem_wal_state")
     return before is None or _index_id(version) not in {None, _index_id(before)}
-
-
-def transaction_of(store: Store, version: VersionManifest) -> table_pb2.Transaction | None:
-    """The transaction that made a version, from inside its manifest or from its file; None where it is gone."""
-    if version.transaction is not None:
-        return version.transaction
-    file = version.manifest.transaction_file
-    transaction = table_pb2.Transaction()
-    try:
-        if not file:
-            return None
-        transaction.ParseFromString(store.get(f"{TRANSACTIONS_FOLDER}/{file}"))
-    except (errors.ObjectNotFoundError, DecodeError):
-        return None
-    return transaction
 
 
 def _index_id(version: VersionManifest) -> bytes | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from uuid import UUID
 
 import numpy as np
@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal_ops import errors
-from memwal_ops.core.spark.stages import carry, from_document, to_document
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, readable
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, mark_of
@@ -103,19 +102,14 @@ class BlockedRegionsError(errors.RegionsBlockedError):
         super().__init__("; ".join(str(error) for _, error in causes.values()))
         self.causes = causes
 
+    def packed(self, pack: Callable[[errors.MemwalOpsError], dict[str, Any]]) -> list[dict[str, Any]]:
+        """For the driver of a Spark task."""
+        return [{"region": str(key), "generation": at, **pack(cause)} for key, (at, cause) in self.causes.items()]
 
-def _pack(error: BlockedRegionsError) -> list[dict[str, Any]]:
-    return [
-        {"region": str(region_id), "generation": generation, **to_document(cause)}
-        for region_id, (generation, cause) in error.causes.items()
-    ]
-
-
-def _unpack(causes: list[dict[str, Any]]) -> BlockedRegionsError:
-    return BlockedRegionsError({UUID(one["region"]): (one["generation"], from_document(one)) for one in causes})
-
-
-carry(BlockedRegionsError, _pack, _unpack)
+    @classmethod
+    def unpacked(cls, causes: list[dict[str, Any]], unpack: Callable[[Any], errors.MemwalOpsError]) -> Self:
+        """The reverse of :meth:`packed`."""
+        return cls({UUID(one["region"]): (one["generation"], unpack(one)) for one in causes})
 
 
 class MergeEngine(Protocol):

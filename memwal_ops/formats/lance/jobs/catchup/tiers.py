@@ -16,8 +16,6 @@ import pyarrow as pa
 
 from memwal_ops.core.figures import polled_options
 from memwal_ops.errors import MemwalOpsError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.answers import asked_index, check, sample
-from memwal_ops.formats.lance.answers.vector import batches, measure, usable_rows
 from memwal_ops.formats.lance.indexes.base_indexes import (
     BaseIndex,
     base_indexes,
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
     from memwal_ops.formats.lance.indexes.codebook import ScalarBounds
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -143,6 +141,8 @@ def unlike_segments(table: Table, index: BaseIndex, options: CatchupOptions) -> 
     Lance 9's own update (LanceDB 0.36) trains one of several anew, and fails from then on, as pylance's merge does.
     """
     merged = index.segments[len(index.segments) - segments_to_merge(table, index, options) :]
+    from memwal_ops.formats.lance.indexes.codebook import read_codebook  # noqa: PLC0415 - of vector indexes alone
+
     with suppress(MemwalOpsError):  # the update reports it
         if len(merged) > 1 and len({read_codebook(table, entry) for entry in merged}) > 1:
             return "its segments do not share centroids, and cannot be merged"
@@ -262,12 +262,14 @@ def why_retrain(table: Table, index: BaseIndex, context: RunContext) -> str:
 
 
 def _why_low(table: Table, index: BaseIndex, context: RunContext) -> str:
+    from memwal_ops.formats.lance.answers import asked_index, check, sample, vector  # noqa: PLC0415 - not for a look
+
     pinned = asked_index.Pinned(table.dataset, table.location.uri)
     asked = pinned.indexes.get(index.name)
     if asked is None:
         return ""
     drawn = sample.sample_queries(pinned, asked, seed=table.version)
-    return next(check.why_low(measure(pinned, asked, drawn, asked_index.RowReader(context.checkpoint))), "")
+    return next(check.why_low(vector.measure(pinned, asked, drawn, asked_index.RowReader(context.checkpoint))), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,9 @@ def misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | None
 
 
 def _misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | None:
+    from memwal_ops.formats.lance.answers import asked_index  # noqa: PLC0415 - as above
+    from memwal_ops.formats.lance.indexes.codebook import scalar_bounds  # noqa: PLC0415 - as above
+
     uncovered = coverage(index.covered, table.manifest).uncovered
     pinned = asked_index.Pinned(table.dataset, table.location.uri)
     asked = pinned.indexes.get(index.name)
@@ -323,8 +328,10 @@ class _Beyond:
     index: AskedIndex
     bounds: ScalarBounds
 
-    def __call__(self, pinned: asked_index.Pinned, group: Sequence[int]) -> tuple[int, int]:
+    def __call__(self, pinned: Pinned, group: Sequence[int]) -> tuple[int, int]:
         """Of these fragments, how many, and of how many vectors."""
+        from memwal_ops.formats.lance.answers.vector import batches, usable_rows  # noqa: PLC0415 - as above
+
         beyond = rows = 0
         for _, vectors in batches(pinned, self.index, group):
             usable = vectors[usable_rows(vectors, self.bounds.metric)].astype(np.float64)

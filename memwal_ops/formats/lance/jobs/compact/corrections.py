@@ -32,7 +32,6 @@ from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_ve
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, covered_by
 from memwal_ops.formats.lance.indexes.index_arguments import value_kind
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
-from memwal_ops.formats.lance.jobs.answers_guard import OFF, AnswerComparison, compare_answers, refuse_worse
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, encode_fragment_bitmap
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.commit_retry import CommitRetry
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
+    from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -303,7 +303,7 @@ class AnswersGuard:
         Raises ``AnswersWorseError``: an index would answer worse; the files of the commit are deleted;
         ``StorageError``: pylance's own errors, and those of reading rows.
         """
-        if self.mode == OFF or not base_indexes(table):
+        if self.mode == "off" or not base_indexes(table):
             with lance_errors("commit the compaction of", table.location.uri):
                 commit(dataset)
             return int(dataset.version)
@@ -332,6 +332,8 @@ class _Question:
                 _discard(self.before, later)
 
     def _ask(self, index: BaseIndex, entries: list[table_pb2.IndexMetadata], later: Table) -> None:
+        from memwal_ops.formats.lance.jobs.answers_guard import compare_answers, refuse_worse  # noqa: PLC0415 - with work
+
         guard = self.guard
         compared = compare_answers(self.before, index, entries, guard.mode, guard.note, guard.context, later)
         guard.compared.append((index.name, compared))

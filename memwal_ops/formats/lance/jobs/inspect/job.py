@@ -18,6 +18,7 @@ from memwal_ops.formats.lance.files.versions import (
     is_shared,
     operation_of,
     read_version_manifest,
+    transaction_of,
 )
 from memwal_ops.formats.lance.generations.backlog import BlockedRegion, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
@@ -27,7 +28,6 @@ from memwal_ops.formats.lance.indexes.index_faults import fault_of, last_writer
 from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures
 from memwal_ops.formats.lance.jobs.compact.planning import Planner, compaction_debt, dropped_bytes
 from memwal_ops.formats.lance.jobs.inspect import report
-from memwal_ops.formats.lance.legacy.index import transaction_of
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, CompactOptions, InspectOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
 from memwal_ops.formats.lance.retention.damage import check_versions, names_damage
@@ -73,7 +73,7 @@ def _merged_elsewhere(table: Table, found: report.TableInspection) -> report.Mer
     """The other program that merges the table, too, and what it did, where a job found it or the regions show it."""
     program = dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE)
     dropped = [region.fault.program for region in found.regions if region.fault and region.fault.drops]
-    if not dropped and not is_shared(table.manifest):
+    if not found.regions or not (dropped or is_shared(table.manifest)):
         return None
     from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - where another program merges
 

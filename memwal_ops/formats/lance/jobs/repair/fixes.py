@@ -21,7 +21,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, publish_change
-from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
+from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest, transaction_of
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path, stale_entries
 from memwal_ops.formats.lance.jobs import snapshot, verify
 from memwal_ops.formats.lance.jobs.gc.evidence import read_evidence
@@ -37,7 +37,6 @@ from memwal_ops.formats.lance.jobs.repair.choices import (
     snapshot_content,
 )
 from memwal_ops.formats.lance.jobs.repair.regions import entry_fix, generation_fix, manifest_fix, swap_region
-from memwal_ops.formats.lance.legacy.index import transaction_of
 from memwal_ops.formats.lance.options import GcOptions, SnapshotOptions
 from memwal_ops.formats.lance.regions.manifests import HINT
 from memwal_ops.formats.lance.retention.damage import missing_of_manifest
