@@ -40,8 +40,7 @@ class TriggerError(ValueError):
 
 
 class _Node(Protocol):
-    def holds(self, figures: Mapping[str, float]) -> bool | None:
-        """None: it depends on a metric that could not be read."""
+    def holds(self, figures: Mapping[str, float]) -> bool | None: ...  # None: a metric that it needs is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ libraries, which quote whole requests and responses. The words of messages are k
 
 from __future__ import annotations
 
+import difflib
 import re
 import threading
 from collections import OrderedDict
@@ -275,10 +276,8 @@ def is_ours(key: str) -> bool:
 
 def known_options(key: str = "") -> str:
     """The options to suggest in place of an unknown one."""
-    from difflib import get_close_matches  # noqa: PLC0415 - for a message alone
-
     known = sorted({*_S3_SPELLINGS.values(), *CLIENT_KEYS})
-    close = get_close_matches(key, {*known, *_S3_SPELLINGS}, 1)
+    close = difflib.get_close_matches(key, {*known, *_S3_SPELLINGS}, 1)
     begin = f"Did you mean {close[0]}? " if close else ""
     return f"{begin}The options are {', '.join(known)}; those of Azure begin with azure_, those of Google with google_."
 

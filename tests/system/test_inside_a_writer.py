@@ -52,7 +52,7 @@ NEEDLESS = {
     "yaml",
     "memwal_ops.airflow", "memwal_ops.cli", "memwal_ops.pages", "memwal_ops.spark", "memwal_ops.supervisor",
     "memwal_ops.formats.zeppelin.specs", "memwal_ops.formats.lm_diskann.specs",
-    "difflib", "memwal_ops.core.spark", "memwal_ops.formats.lance.answers", "memwal_ops.formats.lance.indexes.codebook",
+    "memwal_ops.core.spark", "memwal_ops.formats.lance.answers", "memwal_ops.formats.lance.indexes.codebook",
     "memwal_ops.formats.lance.indexes.snapshots", "memwal_ops.formats.lance.legacy", "memwal_ops.storage.catalogs",
     *(f"memwal_ops.core.{name}" for name in (
         "answers", "candidates", "collector", "erasure", "maintain", "outlook", "quarantine", "repair",

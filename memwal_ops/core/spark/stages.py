@@ -169,8 +169,8 @@ def brief(error: BaseException) -> str:
 
 
 def _encode(error: errors.MemwalOpsError) -> str:
-    pack = getattr(error, "packed", None)  # of one with more than a message: its class has ``unpacked``, too
-    packed = to_document(error) if pack is None else pack(to_document)
+    # Of one with more than a message; its class has ``unpacked``, too.
+    packed = getattr(error, "packed", lambda pack: pack(error))(to_document)
     document = {"module": type(error).__module__, "kind": type(error).__name__, "error": packed}
     return f"{_readable(error)} memwal-ops-fault<{base64.b64encode(json.dumps(document).encode()).decode()}>"
 
@@ -188,8 +188,7 @@ def to_document(error: errors.MemwalOpsError) -> dict[str, Any]:
 def _decode(document: dict[str, Any]) -> errors.MemwalOpsError:
     # Only what is imported already: the text may be forged by a message that quotes data.
     kind = getattr(sys.modules.get(document["module"]), document["kind"], None)
-    unpack = getattr(kind, "unpacked", None)
-    error = from_document(document["error"]) if unpack is None else unpack(document["error"], from_document)
+    error = getattr(kind, "unpacked", lambda one, unpack: unpack(one))(document["error"], from_document)
     assert isinstance(error, errors.MemwalOpsError)  # noqa: S101 - for the type checker: ``unpacked`` returns one
     return error
 

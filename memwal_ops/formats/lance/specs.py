@@ -55,8 +55,8 @@ runbooks/README.md.""",
         "generations": MetricSpec(
             "count", "Flushed generations that are not merged.", exported="backlog_generations", role="backlog"
         ),
-        "rows": MetricSpec("count", "Unmerged rows, as the region manifests record them.", exported="backlog_rows"),
-        "bytes": MetricSpec("bytes", "Unmerged bytes, as the region manifests record them.", exported="backlog_bytes"),
+        "rows": MetricSpec("count", "Unmerged rows, as recorded, or by their files.", exported="backlog_rows"),
+        "bytes": MetricSpec("bytes", "Unmerged bytes, as recorded, or by their files.", exported="backlog_bytes"),
         "oldest_age": MetricSpec(
             "seconds", "Age of the oldest unmerged generation.", exported="backlog_oldest_seconds", role="age"
         ),

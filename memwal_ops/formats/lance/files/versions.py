@@ -214,13 +214,10 @@ def operation_of(transaction: table_pb2.Transaction) -> str:
 
 def transaction_of(store: Store, version: VersionManifest) -> table_pb2.Transaction | None:
     """The transaction that made a version, from inside its manifest or from its file; None where it is gone."""
-    if version.transaction is not None:
+    if version.transaction is not None or not (file := version.manifest.transaction_file):
         return version.transaction
-    file = version.manifest.transaction_file
     transaction = table_pb2.Transaction()
     try:
-        if not file:
-            return None
         transaction.ParseFromString(store.get(f"{TRANSACTIONS_FOLDER}/{file}"))
     except (ObjectNotFoundError, DecodeError):
         return None

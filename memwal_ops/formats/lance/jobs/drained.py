@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion
+    from memwal_ops.formats.lance.regions.manifests import Drop
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.storage.api import ObjectMeta
@@ -101,7 +102,9 @@ class DrainedRegion:
         keys: those whose newest write can be read, of which ``in_base`` are in the base table.
         missing: those that are not: they are listed again.
         unknown: those of which it cannot be told: an older write may have come after theirs, or is all that is left.
-        unread: generations of which neither the folder nor all log entries can be read; ``kept``: rows of them exist.
+        unread: generations of which neither the folder nor all log entries can be read; ``doubt``: why they must not be
+            recorded: rows exist; or no other program wrote the base from their flush to their drop. Timeline of the
+            latter: it is put back from a backup older than our merge; gc had collected them; they are recorded.
         waiting: generations before them that are listed, and not merged.
         out_of_order: these were listed when the others were dropped: all keys are missing, as they are put over them.
         places: of the rows that are missing.
@@ -115,26 +118,23 @@ class DrainedRegion:
     missing: tuple[str, ...]
     unknown: tuple[str, ...]
     unread: tuple[int, ...]
-    kept: bool
+    doubt: str
     waiting: int
     out_of_order: bool
     places: frozenset[tuple[int, int]]
 
     @property
     def adoptable(self) -> bool:
-        """Whether no row is in doubt, and none must be merged first.
-
-        What is gone is in doubt. Timeline: the base table is put back from a backup that is older than our merge; gc
-        had collected what was merged; recorded as merged again, its rows are lost without a word.
-        """
-        return not (self.unread or self.unknown or (not self.missing if self.out_of_order else self.waiting))
+        """Whether no row is in doubt, and none must be merged first."""
+        in_doubt = (self.unread or not self.missing) if self.out_of_order else self.waiting
+        return not (self.unknown or self.doubt or in_doubt)
 
     def to_json(self) -> dict[str, object]:
         """The ``regions`` entry; of keys at most five."""
         drop = self.fault.drops[-1]
         return document(
             self,
-            *("fault", "kept", "places", "out_of_order"),
+            *("fault", "doubt", "places", "out_of_order"),
             region_id=self.fault.region_id,
             manifest_version=drop.version,
             dropped=drop.at,
@@ -170,11 +170,7 @@ class DrainedRegion:
     def found(self) -> str:
         """What was found, as sentences."""
         keys = f"Of {counted(self.keys, 'key')} that can still be read, {self.in_base:,} are in the base table as"
-        text = (
-            f"{keys} written last."
-            if self.keys
-            else "None of their rows can be read; a base from a backup may lack them."
-        )
+        text = f"{keys} written last." if self.keys else "None of their rows can be read."
         if self.out_of_order:
             text += f" {counted(self.waiting, 'generation')} before them wait, and would be put over these."
         elif self.missing:
@@ -183,7 +179,7 @@ class DrainedRegion:
             text += f" Of {len(self.unknown):,} it is unknown: {_names(self.unknown)}."
         if self.unread and self.keys:
             text += f" Unread: {counted(len(self.unread), 'generation')}."
-        return text + (" Rows are left that cannot be compared (many, damaged, or other columns)." if self.kept else "")
+        return text + self.doubt
 
 
 def _names(keys: Sequence[str]) -> str:
@@ -238,11 +234,21 @@ def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
         missing=_texts(missing),
         unknown=_texts(wrong.keys() - missing),
         unread=left.unread,
-        kept=left.kept,
+        doubt=_doubt(table, left, fault.drops),
         waiting=len(pending),
         out_of_order=out_of_order,
         places=frozenset(wrong[key].place for key in missing),
     )
+
+
+def _doubt(table: Table, left: _Left, drops: Iterable[Drop]) -> str:
+    if left.kept:
+        return " Rows are left that cannot be compared (many, damaged, or other columns)."
+    for drop in drops:
+        number, written = drop.flushed.generation, table.history.written_elsewhere
+        if number in left.unread and not (number in left.flushed and written(left.flushed[number], drop.at)):
+            return " No other program wrote the base table between their flush and their drop: is it from a backup?"
+    return ""
 
 
 def _texts(keys: Iterable[_Key]) -> tuple[str, ...]:
@@ -255,14 +261,16 @@ def _read(table: Table, fault: BlockedRegion) -> _Left:
     ends = {number: entry for number, (entry, _) in flushes.items() if number <= last}
     start, end = ends.get(first - 1, 0 if first == 1 else None), ends.get(last, 0)
     logged: list[_Part] | None = None
+    lost = 0
     comparable = not any(map(blobs.holds_blobs, table.schema))
     if comparable and start is not None and end > start:
-        logged = _logged(table, table.region(region_id).latest(), start + 1, ends)
+        logged, lost = _logged(table, table.region(region_id).latest(), start + 1, ends)
     parts, unread, kept = logged or [], list[FlushedGeneration](), False
     for flushed in (drop.flushed for drop in fault.drops):
         copy = _folder(table, region_id, flushed) if comparable else None
         parts += [] if copy is None else [copy]
-        unread += [flushed] if copy is None and logged is None else []
+        whole = logged is not None and ends.get(flushed.generation - 1, 0 if flushed.generation == 1 else -1) >= lost
+        unread += [flushed] if copy is None and not whole else []
     if unread:
         contents = read_region_contents(table.store, region_id, table.layout_of(region_id))
         wal, before = contents.wal, end if start is None else start
@@ -276,14 +284,16 @@ def _read(table: Table, fault: BlockedRegion) -> _Left:
     )
 
 
-def _logged(table: Table, manifest: RegionManifest, first: int, ends: Mapping[int, int]) -> list[_Part] | None:
-    """The rows of log entries; None: not all up to the last end can be read, are too many, or of other columns.
+def _logged(
+    table: Table, manifest: RegionManifest, first: int, ends: Mapping[int, int]
+) -> tuple[list[_Part] | None, int]:
+    """The rows of log entries behind the last that cannot be read, and that; None: too many, or of other columns.
 
     With those behind it, as of the number after: what they have of a key is newer, and waits, or will be flushed again.
     pylance's writers record some flushes late, so that a generation may have rows of an entry behind its end.
     """
     parts: list[_Part] = []
-    size = rows = 0
+    size = rows = lost = 0
     last, region_id = max(ends), manifest.region_id
     layout = table.layout_of(region_id)
     flushed, seen = manifest.replay_after_wal_id, manifest.wal_id_last_seen
@@ -294,16 +304,19 @@ def _logged(table: Table, manifest: RegionManifest, first: int, ends: Mapping[in
             entry = read_entry(table.store, region_id, number) if in_log else read_shard_entry(table, region_id, number)
         except errors.WalCorruptError:
             entry = None
+        if entry is None and needed:
+            parts, lost = [], number
+            continue
         size, rows = size + (entry.size if entry else 0), rows + (entry.rows.num_rows if entry else 0)
         if entry is None or size > _MAX_BYTES or rows > _MAX_ROWS:
-            return None if needed else parts
+            return (None if needed else parts), lost
         if entry.rows.num_rows:
             generation = min((listed for listed, end in ends.items() if end >= number), default=last + 1)
             part = _part(table, generation, entry.rows, number)
             if part is None:
-                return None if needed else parts
+                return (None if needed else parts), lost
             parts.append(part)
-    return parts
+    return parts, lost
 
 
 def _folder(table: Table, region_id: UUID, flushed: FlushedGeneration) -> _Part | None:
@@ -449,7 +462,8 @@ def _merged_log(table: Table, manifest: RegionManifest, merged: int) -> list[_Pa
     while first and listed.ids[first - 1] == end - (last - first) and size < _MAX_BYTES // 2:
         first -= 1
         size += listed.size(first)
-    return _logged(table, manifest, listed.ids[first], {merged: end})
+    parts, lost = _logged(table, manifest, listed.ids[first], {merged: end})
+    return None if lost else parts
 
 
 def list_again(table: Table, region: DrainedRegion) -> None:

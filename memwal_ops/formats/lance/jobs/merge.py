@@ -48,7 +48,7 @@ from memwal_ops.formats.lance.retention.damage import names_damage, refuse_damag
 from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
+from memwal_ops.text import counted, grid, known_sum, paragraph, short_ids, size_text, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
@@ -346,8 +346,8 @@ def apply(
         table = _record(table, {}, CommitNote.new("merge"), {MERGED_ELSEWHERE: table.history.program(table.version)})
         table = with_listed_log(table)
     sizes: dict[GenerationRef, GenerationRef] = {}
-    waiting = _with_sizes(table, backlog, backlog.pending, sizes)
-    choice = EngineChoice(engine.name, "given by the caller") if engine else _choose(options, waiting)
+    choice = EngineChoice(engine.name, "given by the caller") if engine else None
+    choice = choice or _choose(options, _with_sizes(table, backlog, backlog.pending, sizes))
     accepts = options.accept_drained and any(fault.drops for fault in backlog.blocked)
     if backlog.pending or accepts:
         check_committable(table)
@@ -513,8 +513,7 @@ def decide(*, merged: bool, blocked: bool, had_work: bool) -> MergeDecision:
 
 def _row_counter(backlog: Backlog, context: RunContext) -> Callable[[int], None]:
     """The callback for an engine's number of rows read; the total is known if every manifest has its part."""
-    rows = [ref.rows for ref in backlog.pending if ref.rows is not None]
-    total = sum(rows) if len(rows) == len(backlog.pending) else None
+    total = known_sum(ref.rows for ref in backlog.pending)
     return lambda count: context.advance("merging", "rows", count, total=total)
 
 
@@ -523,7 +522,6 @@ def _wanted(table: Table, options: MergeOptions) -> tuple[UUID, ...] | None:
 
 
 def _choose(options: MergeOptions, waiting: Iterable[GenerationRef]) -> EngineChoice:
-    """What cannot be read counts nothing: it is not merged."""
     return choose_engine(options, "a backlog", sum(ref.bytes or 0 for ref in waiting))
 
 

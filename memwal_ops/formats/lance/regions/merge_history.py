@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.files.versions import list_versions, operation_of, parent_version
+from memwal_ops.formats.lance.files.versions import VersionWriter, list_versions, operation_of, parent_version
 from memwal_ops.formats.lance.regions.manifests import unlisted
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
 from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
@@ -144,6 +144,15 @@ class MergeHistory:
                     return newest or number
                 number -= 1
             return None
+
+    def written_elsewhere(self, since: datetime, until: datetime) -> bool:
+        """Whether a version of that time, by the store's clock, is of another program that may have changed rows."""
+        for meta in (meta for meta in self._numbered().values() if since <= meta.last_modified <= until):
+            with suppress(*_UNREADABLE):
+                writer = VersionWriter.of(self.manifest(meta))
+                if writer.writes and not writer.ours:
+                    return True
+        return False
 
     def line(self, version: int) -> Iterator[tuple[int, Moment]]:
         """A version and those from which it descends, newest first, as far as they exist: not what a restore left."""

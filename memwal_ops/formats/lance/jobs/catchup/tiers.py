@@ -141,8 +141,6 @@ def unlike_segments(table: Table, index: BaseIndex, options: CatchupOptions) -> 
     Lance 9's own update (LanceDB 0.36) trains one of several anew, and fails from then on, as pylance's merge does.
     """
     merged = index.segments[len(index.segments) - segments_to_merge(table, index, options) :]
-    from memwal_ops.formats.lance.indexes.codebook import read_codebook  # noqa: PLC0415 - of vector indexes alone
-
     with suppress(MemwalOpsError):  # the update reports it
         if len(merged) > 1 and len({read_codebook(table, entry) for entry in merged}) > 1:
             return "its segments do not share centroids, and cannot be merged"
@@ -292,7 +290,6 @@ def misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | None
 
 def _misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | None:
     from memwal_ops.formats.lance.answers import asked_index  # noqa: PLC0415 - as above
-    from memwal_ops.formats.lance.indexes.codebook import scalar_bounds  # noqa: PLC0415 - as above
 
     uncovered = coverage(index.covered, table.manifest).uncovered
     pinned = asked_index.Pinned(table.dataset, table.location.uri)
