@@ -290,10 +290,7 @@ class Stages:
 
     @contextmanager
     def _observed(self, name: str, group: str) -> Iterator[None]:
-        """Report the progress of a stage, and cancel its jobs if the run is to stop: from a thread of its own.
-
-        A stage that ends nevertheless, such as a commit, is not stopped: the next checkpoint raises.
-        """
+        """Report the progress of a stage, and cancel its jobs if the run is to stop: from a thread of its own."""
         if self.on_progress is None and self.checkpoint is None:
             yield
             return

@@ -228,11 +228,7 @@ class MergePlan:
 
 @dataclass(slots=True)
 class _Limits:
-    """The last generation to merge in each region.
-
-    It is the last one when the run began, or before a fault. Without the first limit, a merge concurrent with a live
-    writer would never end.
-    """
+    """The last generation to merge in each region: before a fault, or when the run began, so that it ends."""
 
     last: dict[UUID, int]
     blocked: dict[UUID, BlockedRegion] = field(default_factory=dict)
@@ -488,10 +484,7 @@ def _accepted(
 def _record(
     table: Table, records: Mapping[UUID, RegionRecord], note: CommitNote, config: Mapping[str, str] | None = None
 ) -> Table:
-    """Record what is known of other mergers.
-
-    Best effort: the next run determines it again, or blocks the region if no version shows it any more.
-    """
+    """Record what is known of other mergers, or let the next run determine it, while versions still show it."""
     try:
         probe_conditional_writes(table.store)
         commit_indexes(table, IndexChange(table.index.details, records=records, config=config or {}), note)
@@ -591,10 +584,7 @@ def _next_pass(waiting: list[GenerationRef], options: MergeOptions) -> MergePass
 
 
 def _block(limits: _Limits, error: BlockedRegionsError, merged: Mapping[UUID, int]) -> None:
-    """Record faults that still exist on the newest version.
-
-    Another merger may have merged the generation meanwhile, and gc deleted it: that is not a fault.
-    """
+    """Record faults, except of what another merger has merged meanwhile, and gc deleted."""
     for region_id, (generation, cause) in error.causes.items():
         if generation is None or merged.get(region_id, 0) < generation:
             limits.block(BlockedRegion(region_id, generation, cause))

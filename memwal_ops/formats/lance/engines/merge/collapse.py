@@ -273,10 +273,7 @@ def read_keys(generation: Generation, primary_key: Sequence[str]) -> pa.Table:
 
 
 def _ages(newest_first: Sequence[bool], bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The age rank of each row of the pass, newest highest: its row number, reversed in newest-first generations.
-
-    The array is its own inverse: it also gives the row number of an age.
-    """
+    """The age of each row of the pass, newest highest: its number, reversed in newest-first ones; its own inverse."""
     ages = np.arange(bounds[-1], dtype=np.int64)
     for is_reversed, (start, end) in zip(newest_first, pairwise(bounds), strict=True):
         if is_reversed:
