@@ -309,15 +309,18 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
     for failure in failures:
         yield failure.finding(table, file)
     failing = {job for failure in failures for job in failure.jobs}
+    stuck = backlog.amount("blocked")  # the reason for what jobs did only a part of, and for what waits
     if error is None:
-        yield from _late(table, [name for name in applicable_jobs(table) if name not in failing], file)
-    behind = limits.level(backlog)
+        jobs = applicable_jobs(table).items()
+        done = [name for name, job in jobs if name not in failing and not (stuck and job["last_outcome"] == "partial")]
+        yield from _late(table, done, file)
+    behind = 0 if stuck else limits.level(backlog)
     if behind:
         count = text.counted_as(int(backlog.amount("backlog") or 0), backlog.noun_of("backlog"))
         waits = f"{count} wait{f', the oldest for {age_text(backlog)}' if age_text(backlog) else ''}"
         why, todo = _why_behind(table, file)
         name, job = backlog_job(table)
-        idle = job is not None and job["state"] != "running" and not backlog.amount("blocked")
+        idle = job is not None and job["state"] != "running"
         runs = [name] if idle and name not in failing else []
         yield finding(behind, f"It is behind: {waits}. {why}".rstrip(), todo, _BEHIND, runs)
 
@@ -469,7 +472,6 @@ def _why_behind(table: Mapping[str, Any], file: str) -> tuple[str, str]:
         return f"No {name} is configured for it.", f"Enable it in {file}, or {name} by hand: {by_hand}"
     ran = _ask_history(file, table, name)
     reasons = (
-        (figures.backlog_of(table).amount("blocked"), "A part of it is blocked.", "Fix what blocks it."),
         (job["state"] == "running", f"A {name} has been running for {text.time_text(job['running_seconds'])}.", ran),
         (
             job["lease"]["state"] != "free",

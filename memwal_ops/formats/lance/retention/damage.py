@@ -84,6 +84,8 @@ def name_damage(
     Requests, after an unspecific error: one listing, and one or two for each file, at most 10,000 files. If none of
     these is damaged, the rows of ``fragments``, by default of the first GiB, are read until some do not decode.
     """
+    if type(error) is errors.ReadOnlyStoreError:
+        return next(_refused_reads(table), error)
     if type(error) not in _UNSPECIFIC:
         return error
     try:
@@ -97,6 +99,16 @@ def name_damage(
     except errors.MemwalOpsError:
         return error
     return replace(damage, why=f"{damage.why} ({error})".rstrip(".")).error
+
+
+def _refused_reads(table: Table) -> Iterator[errors.StorageCredentialsError]:
+    """Why a data file may not be read: where pylance may not read one that it rewrites, it names neither."""
+    with suppress(errors.ObjectNotFoundError):
+        for file in islice(_places(table).data_files(table.manifest.manifest), _MAX_FILES):
+            try:
+                file.place.store.get_range(file.path, 0, 1)
+            except errors.StorageCredentialsError as error:
+                yield error
 
 
 def _undecodable(table: Table, fragments: Collection[int] | None) -> Iterator[named_files.Damage]:

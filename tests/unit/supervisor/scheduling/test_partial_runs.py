@@ -156,6 +156,23 @@ def test_one_cause_is_one_finding_with_all_that_it_concerns(
     assert len([*findings_of(other, _Several(**found), DEFAULT_LIMITS, "f.yaml")]) == 2
 
 
+def test_what_blocks_a_part_is_also_why_jobs_are_late_and_rows_wait() -> None:
+    """It was three findings, of which one said that 0 generations wait, the oldest for an hour."""
+    late = job(last_outcome="partial", last_success=None, seconds_since_success=90_000.0)
+    blocked = {"region_id": "r", "generation": 1, "reason": "generation_missing", "detail": "It is missing."}
+    document = {**table("orders", waiting=200, blocked=1), "error": None, "blocked": [blocked]}
+    document["jobs"]["merge"] = late
+
+    class Blocked(_Errors):
+        def part_of(self, uri: str, blocked: Any) -> tuple[str, str]:
+            return "Region r", "generation 1"
+
+    [found] = findings_of(document, Blocked(), DEFAULT_LIMITS, "f.yaml")
+    assert "generation_missing" in found["what"]
+    document["jobs"]["gc"] = job(seconds_since_success=90_000.0)
+    assert len([*findings_of(document, Blocked(), DEFAULT_LIMITS, "f.yaml")]) == 2, "it does not depend on the part"
+
+
 class _Damage(_Errors):
     def last_error(self, table: str, job: str) -> dict[str, Any] | None:
         lost = {"reason": "base_file", "message": "data/x.lance: It is missing.", "remedy": "Restore it."}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.errors import ObjectNotFoundError, StorageCredentialsError, StorageError
+from memwal_ops.errors import ObjectNotFoundError, ReadOnlyStoreError, StorageCredentialsError, StorageError
 from memwal_ops.formats.lance.files.versions import VERSION_HINT
 from memwal_ops.formats.lance.retention.damage import name_damage
 from tests.support.run_cli import contents, run_here
@@ -20,9 +22,29 @@ from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
+from tests.unit.storage.test_local import unprivileged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def test_a_file_that_may_not_be_read_is_named() -> None:
+    """pylance's error named none, and read like one of writing: the remedy was to give write permission."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        folder.chmod(0o755)
+        for first in (0, 10):
+            lance.write_dataset(pa.table({"id": range(first, first + 10)}), str(folder / "t"), mode="append")
+        table, [file, _] = open_table(str(folder / "t")), sorted((folder / "t/data").glob("*.lance"))
+        file.chmod(0)
+        with unprivileged():
+            named = name_damage(table, ReadOnlyStoreError("Cannot write compacted fragments: Permission denied."))
+        assert (type(named), file.name in str(named)) == (StorageCredentialsError, True)
+        file.chmod(0o644)
+        with unprivileged():
+            assert name_damage(table, ReadOnlyStoreError("no")).reason == "read_only_store"
+    finally:
+        shutil.rmtree(folder)
 
 
 def cut(path: Path) -> None:
