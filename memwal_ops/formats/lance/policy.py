@@ -53,7 +53,8 @@ class FragmentSize:
     @property
     def live_bytes(self) -> float:
         """Size of its rows that are not deleted: about what a rewrite of it writes."""
-        return (self.bytes - self.dropped) * (1 - self.deleted_fraction)
+        kept = self.bytes - self.dropped
+        return kept * (1 - self.deleted_fraction) if self.deleted else kept
 
     @property
     def dead_fraction(self) -> float:
@@ -203,7 +204,7 @@ class Policy:
         for fragment in fragments:
             # Also where rows of it are deleted: it is not written again before these are too many.
             thinned = self._is_due(fragment)
-            full = self._size([fragment]) >= 1 or (
+            full = self._share(fragment.rows, fragment.live_bytes) >= 1 or (
                 not thinned and self._share(fragment.rows + fragment.deleted, fragment.bytes) >= 1
             )
             if run and (full or fragment.neighbors != run[-1].neighbors):
@@ -238,9 +239,10 @@ class Policy:
                 left += [run[:largest], run[largest + 1 :]]
 
     def _grown(self, run: Sequence[FragmentSize], *, at_rest: bool) -> bool:
-        size, largest = self._size(run), max(self._size([fragment]) for fragment in run)
+        size = self._size(run)
         if self._is_tiny(run) or size >= 1:
             return True
+        largest = max(self._share(fragment.rows, fragment.live_bytes) for fragment in run)
         # What the readers of deleted rows pay is weighed as in a fragment that is rewritten alone.
         saved = self._share(
             sum(fragment.deleted for fragment in run), sum(fragment.bytes - fragment.live_bytes for fragment in run)

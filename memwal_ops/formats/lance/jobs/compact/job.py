@@ -295,9 +295,9 @@ def apply(
     table = _checked_settings(table, options)
     if table.is_at_rest(options.rest_after):
         options = replace(options, rest_after=timedelta(0))  # also after its own commits
-    engine = _choose(options, Planner(table, options).next_run())
+    engine = _choose(options, (planner := Planner(table, options)).next_run())
     with _executor(engine, options, context) as executor:
-        return replace(_compact_all(table, options, executor, context, started, only), engine_reason=engine.reason)
+        return replace(_compact_all(planner, options, executor, context, started, only), engine_reason=engine.reason)
 
 
 def _choose(options: CompactOptions, run: Debt) -> EngineChoice:
@@ -316,17 +316,17 @@ def _executor(engine: EngineChoice, options: CompactOptions, context: RunContext
 
 
 def _compact_all(
-    table: Table,
+    planner: Planner,
     options: CompactOptions,
     executor: TaskExecutor,
     context: RunContext,
     started: float,
     only: Collection[int] | None,
 ) -> CompactReport:
-    before = len(table.manifest.manifest.fragments)
+    before = len((table := planner.table).manifest.manifest.fragments)
     had_snapshot = is_external(table) and _has_file(table)
     if before:
-        _prepare(table, probes=bool(only) or _may_write(table, options))
+        _prepare(table, probes=bool(only) or _may_write(planner))
     run = _Run(table, options, executor, context, _Scope(set(table.fragment_ids if only is None else only)), only or ())
     done, guard = run.done, run.guard
     run.table = exclude_dropped_rows(clear_coverage(table, run.note, run.retry), None, run.note, run.retry)
@@ -462,11 +462,10 @@ class _Run:
         return any(index.decision == "updated" for index in report.indexes)
 
 
-def _may_write(table: Table, options: CompactOptions) -> bool:
+def _may_write(planner: Planner) -> bool:
     """Whether a run may commit anything: a table to which nothing is due is not written to."""
-    entry = find_memwal_entry(table.manifest.indexes)
-    with_coverage = entry is not None and bool(entry.fragment_bitmap)
-    return with_coverage or unchecked_segments(table) > 0 or bool(Planner(table, options).groups())
+    entry = find_memwal_entry(planner.table.manifest.indexes)
+    return bool((entry and entry.fragment_bitmap) or unchecked_segments(planner.table) or planner.groups())
 
 
 def _prepare(table: Table, *, probes: bool) -> None:

@@ -180,9 +180,8 @@ def fragment_sizes(
 ) -> list[FragmentSize]:
     """All fragments of a version as the policy weighs them.
 
-    ``table``: the version. ``limit``: ids of those that may be rewritten; None: all. The others are boundaries, as are
-    those that an index covers which pylance could not remap, or not correctly. ``demanded``: ids of those that are
-    rewritten in any case.
+    ``limit``: ids of those that may be rewritten; None: all. The others are boundaries, as are those that an index
+    covers which pylance could not remap, or not correctly. ``demanded``: ids of those that are rewritten in any case.
     """
     dropped, again = dropped_bytes(table), _indexed_again(table)
     segments: dict[int, list[bytes]] = defaultdict(list)
@@ -200,9 +199,8 @@ def fragment_sizes(
         if fragment.id in kept or (limit is not None and fragment.id not in limit):
             sizes.append(FragmentSize(fragment.id, rows, 0, size, (fragment.id,)))
         else:
-            covered, unused = frozenset(segments[fragment.id]), min(size, dropped.get(fragment.id) or 0)
-            files, forced = len(fragment.files), fragment.id in demanded
-            more = again.get(fragment.id, 0)
+            covered, unused = frozenset(segments.get(fragment.id, ())), min(size, dropped.get(fragment.id) or 0)
+            more, forced, files = again.get(fragment.id, 0), fragment.id in demanded, len(fragment.files)
             sizes.append(FragmentSize(fragment.id, rows, deleted, size, covered, unused, files, forced, more))
     return sizes
 
@@ -237,10 +235,10 @@ def dropped_bytes(table: Table) -> Mapping[int, int | None]:
     found: dict[int, int | None] = {}
     for fragment in table.manifest.manifest.fragments:
         for file in fragment.files:
-            columns = zip(file.fields, file.column_indices, strict=False)
-            dead = tuple(column for field, column in columns if field not in fields)
             if fields.issuperset(file.fields):
                 continue
+            columns = zip(file.fields, file.column_indices, strict=False)
+            dead = tuple(column for field, column in columns if field not in fields)
             known = shares[tuple(file.fields)]
             if len(known) < _SAMPLED_FILES:
                 known.append(_share(table, file, dead))
@@ -305,7 +303,7 @@ def index_budget(options: CompactOptions, left: int) -> int | None:
 
 
 class Planner:
-    """Plans compactions of one version.
+    """Plans compactions of one version, ``table``.
 
     Attributes:
         settings: what it obeys, by name.
@@ -317,7 +315,7 @@ class Planner:
 
     def __init__(self, table: Table, options: CompactOptions, demanded: Collection[int] = ()) -> None:
         """Read the settings; ``InvalidUsageError``: one in the table's config is not a valid number."""
-        self._table, self._options, self._demanded = table, options, demanded
+        self.table, self._options, self._demanded = table, options, demanded
         self.settings = settings_of(table, options)
         numbers = {name: int(setting.value) for name, setting in self.settings.items() if name != "deleted_fraction"}
         rest = table.is_at_rest(options.rest_after)
@@ -331,7 +329,7 @@ class Planner:
 
     @cached_property
     def _sizes(self) -> list[FragmentSize]:
-        return fragment_sizes(self._table, demanded=self._demanded)
+        return fragment_sizes(self.table, demanded=self._demanded)
 
     def debt(self) -> Debt:
         """All that is due, whatever a run may rewrite."""
@@ -352,7 +350,8 @@ class Planner:
 
         ``limit``: see :func:`fragment_sizes`.
         """
-        due = self.policy.groups(self._sizes if limit is None else fragment_sizes(self._table, limit, self._demanded))
+        every = limit is None or self.table.fragment_ids <= {*limit}
+        due = self.policy.groups(self._sizes if every else fragment_sizes(self.table, limit, self._demanded))
         return due if self.budget is None else self._divided(due, self.budget)
 
     def _divided(self, due: list[Group], budget: int) -> list[Group]:
@@ -384,14 +383,14 @@ class Planner:
     ) -> list[CompactionTask]:
         """The tasks of the next commit, up to a budget of rows and bytes.
 
-        ``dataset``: the version. ``limit``: ids of the fragments that may be rewritten. ``rows``: the budget of rows; a
-        group of more is a commit of its own. ``max_bytes``: the budget of bytes; None: any number. ``first``: the run
-        has rewritten nothing yet: one group may exceed the budget of bytes, if none is within it.
+        ``limit``: ids of the fragments that may be rewritten. ``rows``: their budget; a group of more is a commit of
+        its own. ``max_bytes``: the budget of bytes; None: any. ``first``: nothing was rewritten yet: one group may
+        exceed the budget of bytes, if none is within it.
         """
         tasks: list[CompactionTask] = []
         budget = float("inf") if max_bytes is None else max_bytes
         for group in self._chosen(self.groups(limit), rows, budget, first=first):
-            with lance_errors("plan the compaction of", self._table.location.uri):
+            with lance_errors("plan the compaction of", self.table.location.uri):
                 tasks += Compaction.plan(dataset, self._task_options(group)).tasks
         return tasks
 
@@ -405,7 +404,7 @@ class Planner:
             self.settings,
             self._options,
             target_rows_per_fragment=max(1, -(-rows // max(1, after))),
-            excluded_fragment_ids=sorted(self._table.fragment_ids - chosen),
+            excluded_fragment_ids=sorted(self.table.fragment_ids - chosen),
             # pylance chooses a fragment alone by its deleted rows, which it need not have.
             **({} if joins else {"materialize_deletions_threshold": -1.0}),
             **self._memory(group),
@@ -417,12 +416,12 @@ class Planner:
         batch = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // width))
         # A buffer below the size of a batch would never be filled, and the scan would not end.
         bounds = {"batch_size": batch, "io_buffer_size": max(_READ_AHEAD_BYTES, 4 * batch * width)}
-        config = self._table.manifest.manifest.config
+        config = self.table.manifest.manifest.config
         return {key: value for key, value in bounds.items() if PREFIX + key not in config}
 
     def why(self) -> str:
         """The reason why nothing is rewritten."""
-        table, policy = self._table, self.policy
+        table, policy = self.table, self.policy
         fragments = table.manifest.manifest.fragments
         if not fragments:
             return "The base table has no fragments."
