@@ -353,7 +353,7 @@ def test_a_restored_table_is_no_proof(tmp_path: Path) -> None:
     assert adopt.plan(open_table(uri), DRAINED).decision == "nothing_to_adopt"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("after", [True, False])
 @pytest.mark.parametrize("missing", [True, False])
 @pytest.mark.parametrize("job", ["adopt", "merge"])

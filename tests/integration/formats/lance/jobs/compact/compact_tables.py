@@ -10,6 +10,7 @@ from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base, read_spec
+from tests.support.tables.templates import copy_of
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -29,8 +30,13 @@ def merged(made: LsmTable, *, caught_up: bool = True) -> LsmTable:
 
 
 def make(path: Path, kind: type[LsmTable] = Workload, *, caught_up: bool = True, **options: Any) -> LsmTable:
-    """Old fragments of which most rows were updated, and a new one for each of three merges."""
-    made = kind(1, regions=3, base_rows=90, **options).create(str(path / "t.lance"))
+    """A copy of old fragments of which most rows were updated, and a new one for each of three merges."""
+    return copy_of(make_anew, str(path / "t.lance"), kind, caught_up, *options.items())
+
+
+def make_anew(uri: str, kind: type[LsmTable], caught_up: bool, *options: tuple[str, Any]) -> LsmTable:
+    """The same, which is no copy."""
+    made = kind(1, regions=3, base_rows=90, **dict(options)).create(uri)
     for _ in range(3):
         merged(made.step(6), caught_up=False)
     return merged(made, caught_up=caught_up)

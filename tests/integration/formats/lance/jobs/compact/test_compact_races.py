@@ -20,7 +20,14 @@ from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import corrections as compact_memwal, job, planning
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
-from tests.integration.formats.lance.jobs.compact.compact_tables import check_kept, covered, fragments, make, merged
+from tests.integration.formats.lance.jobs.compact.compact_tables import (
+    check_kept,
+    covered,
+    fragments,
+    make,
+    make_anew,
+    merged,
+)
 from tests.support.listeners import at_checkpoint
 from tests.support.tables.files import Files
 from tests.support.tables.layouts import LAYOUTS
@@ -182,7 +189,7 @@ def test_a_version_that_is_gone_is_never_passed_over(tmp_path: Path, monkeypatch
 def test_another_table_in_the_same_place(tmp_path: Path) -> None:
     """Removed and created again by the same steps while files were rewritten: at the same version, with other files."""
     made = make(tmp_path)
-    other = make(tmp_path / "other")
+    other = make_anew(str(tmp_path / "other.lance"), type(made), True)
     seen = []
 
     def replace() -> None:

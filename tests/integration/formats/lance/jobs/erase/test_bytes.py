@@ -139,6 +139,7 @@ def test_values_by_which_regions_are_named_are_not_called_erased(tmp_path: Path,
     assert erase(uri, "email = 'base@example.org'").decision == "erased", "of its region none was made"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "other", "base", "condition", "of_base"),
     [
