@@ -202,7 +202,8 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _segment(name: str) -> dict[str, Any]:
-    return {"type": "integer", "minimum": 1} if name == "id" else {"type": "string", "minLength": 1}
+    whole = {"type": "integer", "minimum": 1, "maximum": _LARGEST_ID}
+    return whole if name == "id" else {"type": "string", "minLength": 1}
 
 
 def _answer(text: str, kind: str) -> dict[str, Any]:

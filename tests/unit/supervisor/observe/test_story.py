@@ -226,6 +226,10 @@ def test_what_is_blocked_is_behind_however_little_waits() -> None:
     )
     assert "Nothing" not in behind
     assert "/tables/a" not in behind, "it is within the limits, and is processed"
+    empty = table("p", waiting=0, blocked=1)
+    empty["backlog"]["oldest_age"] = 4000.0
+    nothing = pages_of(status([empty])).tables().body.decode()
+    assert '<a href="/tables/p">p</a>: a part is blocked</li>' in nothing, "and not that 0 of something wait"
     document["tables"][0] = table("b", state="unreadable", backlog={}, look_error="It is cut.", looked_at=None)
     page = pages_of(document).tables().body.decode()
     assert "Nothing of what was read." in page, "what waits in the other one is not known"
