@@ -223,19 +223,16 @@ class LocalObjectStore(ObjectStore):
         for entry in self._scan(folder):
             path = _joined(folder, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                (empty if self._is_empty(path) else full).append(path)
+                try:
+                    has_none = next(self.list(path), None) is None
+                except errors.StorageCredentialsError:
+                    has_none = False  # it may not be read, and does not hide those beside it
+                (empty if has_none else full).append(path)
             elif self._is_unfollowed_link(entry):
                 links.append(path)
             elif (meta := self._meta(path, entry)) is not None:
                 objects.append(meta)
         return api.Listing(tuple(sorted(full)), tuple(objects), tuple(sorted(empty)), tuple(sorted(links)))
-
-    def _is_empty(self, folder: str) -> bool:
-        """Whether a folder has no object; False: it has one, or may not be read, and does not hide those beside it."""
-        try:
-            return next(self.list(folder), None) is None
-        except errors.StorageCredentialsError:
-            return False
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
         """Raises ``ConditionalWriteUnsupportedError``: a file system has no write conditional on a tag."""

@@ -48,7 +48,7 @@ from memwal_ops.formats.lance.retention.damage import names_damage, refuse_damag
 from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.text import counted, grid, known_sum, paragraph, short_ids, size_text, span_text
+from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
@@ -506,7 +506,8 @@ def decide(*, merged: bool, blocked: bool, had_work: bool) -> MergeDecision:
 
 def _row_counter(backlog: Backlog, context: RunContext) -> Callable[[int], None]:
     """The callback for an engine's number of rows read; the total is known if every manifest has its part."""
-    total = known_sum(ref.rows for ref in backlog.pending)
+    rows = [ref.rows for ref in backlog.pending]
+    total = None if None in rows else sum(filter(None, rows))
     return lambda count: context.advance("merging", "rows", count, total=total)
 
 
