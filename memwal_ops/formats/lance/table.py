@@ -241,6 +241,11 @@ class Table(GuardedTable):
         return self.listed.versions.get(self.version)
 
     @property
+    def inherits_progress(self) -> bool:
+        """Whether it is a branch or a shallow clone: it has the merge progress of another table, not its regions."""
+        return self.branch_name is not None or bool(self.manifest.manifest.base_paths)
+
+    @property
     def branch_name(self) -> str | None:
         """The branch that the table's location is; None: main."""
         return self.manifest.manifest.branch or None

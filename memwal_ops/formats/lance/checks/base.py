@@ -167,11 +167,7 @@ def check_progress(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
     """Progress is that of regions that exist, and below the generation that each writes."""
     for region_id, merged in sorted(table.index.merged_generations.items()):
         if region_id not in table.regions.region_ids:
-            yield Inconsistency(
-                Severity.INFO, "progress_of_unknown_region", _INDEX,
-                f"It has merged generation {merged} of region {region_id}, which has no folder.",
-                "None: the region was removed, or the table is a branch or a clone.", "None.",
-            )  # fmt: skip
+            yield _without_folder(table, region_id, _INDEX, f"It has merged generation {merged} of region {region_id}")
         elif region_id in regions and merged >= regions[region_id].manifest.current_generation:
             now = regions[region_id].manifest.current_generation
             yield Inconsistency(
@@ -180,6 +176,18 @@ def check_progress(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
                 "The region's next generation would count as merged, and its rows be lost.",
                 "Stop the writer; find out which of the two was restored, and see the page.", errors.runbook(29) or "",
             )  # fmt: skip
+
+
+def _without_folder(table: Table, region_id: UUID, place: str, evidence: str) -> Inconsistency:
+    evidence = f"{evidence}, which has no folder."
+    if table.inherits_progress:
+        return Inconsistency(
+            Severity.INFO, "progress_of_unknown_region", place, evidence, "None: it is a branch or a clone.", "None."
+        )
+    return Inconsistency(
+        Severity.WARNING, "progress_of_unknown_region", place, evidence, "What the region had not merged is lost.",
+        f"Restore _mem_wal/{region_id} from a backup, unless it was removed, or left out of a copy, on purpose.",
+    )  # fmt: skip
 
 
 def check_catchup(table: Table) -> Iterator[Inconsistency]:
@@ -264,7 +272,7 @@ def check_distances(table: Table, found: Collection[str] = ()) -> Iterator[Incon
 
 
 def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Inconsistency]:
-    """The region snapshot decodes, and is not newer than the manifests."""
+    """The region snapshot decodes, has regions that exist, and is not newer than their manifests."""
     try:
         snapshot = read_snapshot(table)
         rows = () if snapshot is None else snapshot.regions
@@ -274,6 +282,8 @@ def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
         )
         return
     for row in rows:
+        if row.region_id not in {*table.regions.region_ids, *table.index.merged_generations}:
+            yield _without_folder(table, row.region_id, "the region snapshot", f"It has region {row.region_id}")
         state = regions.get(row.region_id)
         if state is not None and row.state is not None and row.state.version > state.manifest.version:
             yield Inconsistency(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,20 @@ def test_each_damage_is_found(
     uri, region = copy
     harm(uri, region)
     assert checks(uri).get(check) == severity
+
+
+@pytest.mark.parametrize("whole_log", [False, True])
+def test_a_region_that_is_gone_is_not_healthy(copy: tuple[str, str], whole_log: bool, tmp_path: Path) -> None:
+    """What it had not merged is nowhere; a clone has the progress of its table, and never had its regions."""
+    uri, region = copy
+    run_job(uri, "merge")
+    clone = str(tmp_path / "clone.lance")
+    lance.dataset(uri).shallow_clone(clone, lance.dataset(uri).version)
+    shutil.rmtree(Path(uri, "_mem_wal", "" if whole_log else region))
+    assert checks(uri)["progress_of_unknown_region"] == "warning"
+    assert "PROBLEM: what" in run_job(uri, "inspect").describe()
+    assert checks(clone)["progress_of_unknown_region"] == "info"
+    assert "PROBLEM" not in run_job(clone, "inspect").describe()
 
 
 def test_keys_that_stand_twice_are_found(tmp_path: Path) -> None:
