@@ -261,7 +261,7 @@ def test_the_page(
     options = dynamo_table.options
     for variable, key in (
         ("AWS_ENDPOINT_URL", "aws_endpoint"), ("AWS_ACCESS_KEY_ID", "aws_access_key_id"), ("AWS_REGION", "aws_region"),
-        ("AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"),
+        ("AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"), ("DYNAMODB_ENDPOINT", "dynamodb_endpoint"),
     ):  # fmt: skip
         monkeypatch.setenv(variable, options[key])
     page = Path(__file__).parents[6] / "docs/formats/dynamodb.md"
