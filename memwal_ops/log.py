@@ -10,14 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping
 
 _UNREDACTED_TYPES = (bool, int, float, type(None))
 

@@ -12,17 +12,14 @@ import shlex
 import sys
 import textwrap
 import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from itertools import zip_longest
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
+from uuid import UUID
 
 from rich.cells import cell_len
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-    from uuid import UUID
-
 
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

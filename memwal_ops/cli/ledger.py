@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.answers import ASKED_BY
-from memwal_ops.core.cost import CURRENCY, LIST_PRICES, describe_cost, expected_cost, spent_by
+from memwal_ops.core.cost import CURRENCY, LIST_PRICES, Cost, Prices, describe_cost, expected_cost, spent_by
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.core.report import PlanReport
 from memwal_ops.errors import MemwalOpsError
@@ -20,7 +20,6 @@ from memwal_ops.text import paragraph
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memwal_ops.core.cost import Cost, Prices
     from memwal_ops.core.run import Run
     from memwal_ops.supervisor.config.model import Config
     from memwal_ops.supervisor.state.history import History

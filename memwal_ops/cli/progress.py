@@ -6,14 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from memwal_ops.cli.printing import echo
-from memwal_ops.core.context import RunContext
+from memwal_ops.core.context import Progress, RunContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.progress import Progress as Bars, TaskID
-
-    from memwal_ops.core.context import Progress
 
 
 @contextmanager

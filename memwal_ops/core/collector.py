@@ -25,16 +25,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from memwal_ops.core.anchors import delete_proven
-from memwal_ops.core.candidates import Candidate, Gate, Verdict
+from memwal_ops.core.anchors import Anchor, CommitGuard, delete_proven
+from memwal_ops.core.candidates import Candidate, CollectionReport, Gate, Verdict
 from memwal_ops.core.options import CollectOptions, OptionError
 from memwal_ops.errors import MemwalOpsError, TableReplacedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from memwal_ops.core.anchors import Anchor, CommitGuard
-    from memwal_ops.core.candidates import CollectionReport
     from memwal_ops.core.context import RunContext
     from memwal_ops.storage.api import DeleteReport, Store
 

@@ -17,13 +17,12 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.cost import LIST_PRICES, Prices, expected_cost, money_of
+from memwal_ops.core.cost import LIST_PRICES, Prices, Spent, expected_cost, money_of
 from memwal_ops.core.fleet_budget import Amounts, amounts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from memwal_ops.core.cost import Spent
     from memwal_ops.core.job import JobSpec, Objective
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops import errors
 from memwal_ops.storage import api, locations, metering
-from memwal_ops.storage.errors import call, is_absent
+from memwal_ops.storage.errors import RetryPolicy, call, is_absent
 from memwal_ops.storage.object_store import ObjectStore
 from memwal_ops.storage.wrapper import StoreWrapper
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.storage.dynamodb import VersionEntries
-    from memwal_ops.storage.errors import RetryPolicy
 
 _ROOT_FOLDER = "_versions"
 _FOLDER = rf"(?P<folder>(?:tree/.+/)?{_ROOT_FOLDER})"

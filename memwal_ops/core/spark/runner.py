@@ -7,28 +7,26 @@ What other attempts wrote is in no version: a job that deletes unreferenced file
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from memwal_ops.core.context import Progress
+from memwal_ops.core.context import Progress, RunContext
 from memwal_ops.core.spark.session import our_tasks, session
-from memwal_ops.core.spark.stages import Counters, Stages, between_stages, reported, run_parts
+from memwal_ops.core.spark.stages import Counters, StageProgress, Stages, between_stages, reported, run_parts
 from memwal_ops.text import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from pyspark.sql import SparkSession
 
-    from memwal_ops.core.context import RunContext
     from memwal_ops.core.protocols import Table
-    from memwal_ops.core.spark.stages import StageProgress
 
-    Count = Callable[[int, int], None]
 
+Count = Callable[[int, int], None]
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _FIGURES = ("tasks", "lost_attempts", "executor_seconds")

@@ -20,23 +20,28 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.files.blobs import lance_bytes, lance_rows, read_stream
 from memwal_ops.formats.lance.files.versions import PAGE, VERSIONS_FOLDER
-from memwal_ops.formats.lance.regions.manifests import RegionManifestStore, log_suffixes
+from memwal_ops.formats.lance.regions.manifests import RegionListing, RegionManifestStore, log_suffixes
 from memwal_ops.formats.lance.wire.arrow_schema import schema_end, schema_metadata
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
-from memwal_ops.formats.lance.wire.memwal_index import NO_MEMWAL, is_legacy, region_rows, shard_rows, with_states
+from memwal_ops.formats.lance.wire.memwal_index import (
+    NO_MEMWAL,
+    MemWalIndex,
+    Row,
+    is_legacy,
+    region_rows,
+    shard_rows,
+    with_states,
+)
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH, parse_generation_dir, parse_wal_entry_name, region_folder
-from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.api import LinkError, Store
 from memwal_ops.text import counted, known_sum, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.formats.lance.regions.manifests import RegionListing
     from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
-    from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, Row
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
 

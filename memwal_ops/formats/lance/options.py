@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+from uuid import UUID
 
 from memwal_ops.core.options import (
     EXPIRED_TOO_EARLY,
@@ -27,9 +28,6 @@ from memwal_ops.core.options import (
     text,
     texts,
 )
-
-if TYPE_CHECKING:
-    from uuid import UUID
 
 DEFAULT_MAX_BYTES = 1 << 30
 """Budget of one pass of the local engine, in bytes; its memory follows it."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
-
 
 # Bytes of a file below which a request for it costs more than to transfer it.
 FLOOR = 64 << 10

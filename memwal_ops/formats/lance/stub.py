@@ -18,12 +18,18 @@ from memwal_ops.core.anchors import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.leases import LEASES_FOLDER
 from memwal_ops.core.repair import Choice, Fixed, OpenDecision, Outcome, RepairReport
 from memwal_ops.core.verification import Inconsistency, Severity
-from memwal_ops.errors import DeletesFailedError, InvalidUsageError, NotALanceTableError, TableReplacedError
+from memwal_ops.errors import (
+    DeletesFailedError,
+    InvalidUsageError,
+    MemwalOpsError,
+    NotALanceTableError,
+    TableReplacedError,
+)
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE
 from memwal_ops.formats.lance.specs import REPAIR
 from memwal_ops.storage.clock import store_time
-from memwal_ops.storage.locations import decoded_name
+from memwal_ops.storage.locations import Location, decoded_name
 from memwal_ops.storage.objects import open_store
 from memwal_ops.text import counted, duration_text
 
@@ -34,9 +40,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.options import RepairOptions
     from memwal_ops.core.protocols import TableFormat
-    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.storage.api import ObjectMeta, Store
-    from memwal_ops.storage.locations import Location
 
 # Below the first two, and nowhere else, Lance writes before it writes rows; the others are written beside each job.
 _OWN = ("_mem_wal_ops/clock/", "_mem_wal_ops/probe/", f"{LEASES_FOLDER}/")

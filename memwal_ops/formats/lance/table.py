@@ -18,6 +18,7 @@ from memwal_ops.core import registry
 from memwal_ops.core.anchors import CommitGuard, GuardedStore, GuardedTable, Unguarded
 from memwal_ops.errors import (
     InvalidFormatError,
+    MemwalOpsError,
     NoPrimaryKeyError,
     NotALanceTableError,
     ObjectNotFoundError,
@@ -35,7 +36,7 @@ from memwal_ops.formats.lance.files.datasets import (
     require_pylance,
     resolve_branch,
 )
-from memwal_ops.formats.lance.files.named_files import damaged_deletions
+from memwal_ops.formats.lance.files.named_files import Damage, damaged_deletions
 from memwal_ops.formats.lance.files.versions import (
     VERSION_HINT,
     VERSIONS_FOLDER,
@@ -49,6 +50,7 @@ from memwal_ops.formats.lance.files.versions import (
 from memwal_ops.formats.lance.layouts import (
     LOG,
     NO_LOG,
+    Layout,
     Log,
     layout_named,
     layout_of_entry,
@@ -65,7 +67,7 @@ from memwal_ops.formats.lance.wire.names import (
     naming_scheme,
     parse_version_manifest_name,
 )
-from memwal_ops.formats.lance.wire.region_manifest import decode_version_hint, region_records
+from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, decode_version_hint, region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
     VersionManifest,
     check_readable,
@@ -74,7 +76,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
 )
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.external_manifests import refuse_plain_uri
-from memwal_ops.storage.locations import LOCAL
+from memwal_ops.storage.locations import LOCAL, Location
 from memwal_ops.storage.objects import is_empty
 
 if TYPE_CHECKING:
@@ -86,12 +88,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
-    from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.files.named_files import Damage
-    from memwal_ops.formats.lance.layouts import Layout
-    from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
     from memwal_ops.storage.api import ObjectMeta, Store
-    from memwal_ops.storage.locations import Location
 
 _T = TypeVar("_T")
 _FORMAT = "lance"

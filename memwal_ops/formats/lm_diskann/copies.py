@@ -33,6 +33,7 @@ from memwal_ops.formats.lm_diskann.files import (
     READERS,
     VIEW,
     WRITER,
+    Step,
     io_error,
     read_parameters,
     sync_folder,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Blocked, TableFormat, TableSummary
-    from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 

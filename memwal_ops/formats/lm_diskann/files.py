@@ -25,7 +25,7 @@ from memwal_ops.core.holds import holds_in_force
 from memwal_ops.errors import NotALanceTableError, StorageError, TableNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann import wire
 from memwal_ops.formats.lm_diskann.errors import COPY_METADATA, RESTORE, IndexBusyError, IndexCorruptError
-from memwal_ops.formats.lm_diskann.wire import HEADER
+from memwal_ops.formats.lm_diskann.wire import HEADER, Parameters
 from memwal_ops.storage.api import DiskFullError
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.clock import store_time
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
-
-    from memwal_ops.formats.lm_diskann.wire import Parameters
 
 
 METADATA = "metadata.lmd"

@@ -25,7 +25,7 @@ from memwal_ops.formats.lm_diskann.kernels import healing, inserting
 from memwal_ops.formats.lm_diskann.kernels.distances import encode_many, of_built
 from memwal_ops.formats.lm_diskann.kernels.reading import gather, pool, scratch, seal
 from memwal_ops.formats.lm_diskann.vectors import entry_points, train
-from memwal_ops.formats.lm_diskann.wire import U8
+from memwal_ops.formats.lm_diskann.wire import U8, Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.transaction import Transaction
     from memwal_ops.formats.lm_diskann.view import View
-    from memwal_ops.formats.lm_diskann.wire import Parameters
 
 
 TRAIN_AT = 1024

@@ -20,9 +20,9 @@ from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.errors import NOT_COPIED, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, needed_from, open_file, sync
 from memwal_ops.formats.lm_diskann.kernels.reading import intact
-from memwal_ops.formats.lm_diskann.store import Slots
-from memwal_ops.formats.lm_diskann.transaction import write_runs
-from memwal_ops.formats.lm_diskann.wire import U8, Changes, headers
+from memwal_ops.formats.lm_diskann.store import Slots, Store
+from memwal_ops.formats.lm_diskann.transaction import Transaction, write_runs
+from memwal_ops.formats.lm_diskann.wire import U8, Changes, Parameters, headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.store import Store
-    from memwal_ops.formats.lm_diskann.transaction import Transaction
     from memwal_ops.formats.lm_diskann.view import View
-    from memwal_ops.formats.lm_diskann.wire import Parameters
 
 
 BATCH = 64 << 20

@@ -14,14 +14,13 @@ from memwal_ops.formats.lm_diskann import files, wire
 from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
 from memwal_ops.formats.lm_diskann.store import Store
 from memwal_ops.formats.lm_diskann.view import NEVER, View, read_current
-from memwal_ops.formats.lm_diskann.wire import I8, U4, U8
+from memwal_ops.formats.lm_diskann.wire import I8, U4, U8, Changes, Parameters, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.wire import Changes, Parameters, State
 
 _NONE = 0xFFFFFFFF
 

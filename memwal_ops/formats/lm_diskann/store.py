@@ -22,7 +22,7 @@ import pyarrow as pa
 from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedError
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import GRAPH, check_identity, check_store_file, headers_in, open_file
-from memwal_ops.formats.lm_diskann.wire import TOMBSTONED, U8, State, headers
+from memwal_ops.formats.lm_diskann.wire import TOMBSTONED, U8, Changes, Parameters, State, headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.wire import Changes, Parameters
 
 NAME = "diskann_store.duckdb"
 LOG = f"{NAME}.wal"

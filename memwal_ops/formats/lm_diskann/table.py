@@ -10,24 +10,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.anchors import CommitGuard, GuardedTable, Unguarded
-from memwal_ops.core.protocols import Blocked
+from memwal_ops.core.protocols import Blocked, TableFormat, TableSummary
 from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, TableCorruptError, TableNotFoundError
 from memwal_ops.formats.lm_diskann import files, publishing, wire
 from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index
-from memwal_ops.formats.lm_diskann.source import read_source, unusable_error
+from memwal_ops.formats.lm_diskann.source import Source, read_source, unusable_error
 from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store as Database
 from memwal_ops.formats.lm_diskann.vectors import real, whole
 from memwal_ops.formats.lm_diskann.view import View
-from memwal_ops.formats.lm_diskann.wire import State
+from memwal_ops.formats.lm_diskann.wire import Parameters, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.protocols import TableFormat, TableSummary
-    from memwal_ops.formats.lm_diskann.source import Source
-    from memwal_ops.formats.lm_diskann.wire import Parameters
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 

@@ -20,10 +20,10 @@ from memwal_ops.formats.lm_diskann.errors import IdsExhaustedError
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
 from memwal_ops.formats.lm_diskann.kernels.healing import neighbours
 from memwal_ops.formats.lm_diskann.kernels.inserting import insert, set_tombstones
-from memwal_ops.formats.lm_diskann.kernels.reading import scratch, seal, touch
-from memwal_ops.formats.lm_diskann.store import Slots
+from memwal_ops.formats.lm_diskann.kernels.reading import Codebook, Starts, scratch, seal, touch
+from memwal_ops.formats.lm_diskann.store import Slots, Store
 from memwal_ops.formats.lm_diskann.vectors import encode, entry_points
-from memwal_ops.formats.lm_diskann.view import read_starts
+from memwal_ops.formats.lm_diskann.view import View, read_starts
 from memwal_ops.formats.lm_diskann.wire import I8, MAX_CODEBOOKS, MAX_NODES, OVERFLOW, TOMBSTONED, U8, Changes, headers
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.kernels.reading import Codebook, Starts
-    from memwal_ops.formats.lm_diskann.store import Store
-    from memwal_ops.formats.lm_diskann.view import View
 
 """Live rows from which on there is a codebook and a graph. With fewer, every search compares all of them."""
 _REPATRIATE_SHARE = 0.75

@@ -24,7 +24,7 @@ from memwal_ops.formats.lm_diskann.publishing import check_commits, check_node_i
 from memwal_ops.formats.lm_diskann.source import FOLLOW, IndexUnusableError, read_source, usable
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import View
-from memwal_ops.formats.lm_diskann.wire import I8, OVERFLOW, TOMBSTONED, U8, Changes, headers
+from memwal_ops.formats.lm_diskann.wire import I8, OVERFLOW, TOMBSTONED, U8, Changes, Parameters, headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.wire import Parameters
 
 
 _CHUNK = 1024

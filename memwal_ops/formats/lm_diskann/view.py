@@ -36,6 +36,7 @@ from memwal_ops.formats.lm_diskann.kernels.reading import (
     LOG,
     SEARCH_STARTS,
     WAYS,
+    Codebook,
     Source,
     Starts,
     add_versions,
@@ -47,13 +48,11 @@ from memwal_ops.formats.lm_diskann.kernels.reading import (
 )
 from memwal_ops.formats.lm_diskann.kernels.searching import mark
 from memwal_ops.formats.lm_diskann.vectors import writable
-from memwal_ops.formats.lm_diskann.wire import I8, U4, U8, State
+from memwal_ops.formats.lm_diskann.wire import I8, U4, U8, Frame, Parameters, State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.kernels.reading import Codebook
-    from memwal_ops.formats.lm_diskann.wire import Frame, Parameters
 
 NEVER = 2**64 - 1
 _ATTEMPTS = 100

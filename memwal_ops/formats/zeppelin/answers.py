@@ -15,10 +15,10 @@ import numpy as np
 from memwal_ops.core.answers import IndexAnswers, share_by_query
 from memwal_ops.core.verification import Inconsistency, Severity, with_findings
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, SegmentCorruptError
-from memwal_ops.formats.zeppelin.compaction import metric_of
+from memwal_ops.formats.zeppelin.compaction import Inputs, metric_of
 from memwal_ops.formats.zeppelin.reader import live_rows, nearest_rows, read_log
 from memwal_ops.formats.zeppelin.segments import SegmentReader
-from memwal_ops.formats.zeppelin.wire.fragment import WIKI
+from memwal_ops.formats.zeppelin.wire.fragment import WIKI, Attributes
 from memwal_ops.formats.zeppelin.wire.segment import bitmap_name, decode_bitmaps, decode_text_index, text_name
 from memwal_ops.text import counted
 
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.zeppelin.compaction import Inputs
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.specs import ZeppelinVerifyOptions
-    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
 
     Matrix = NDArray[np.float32]
     # Per key of a bitmap, or word: the rows of the cluster, and how often they have it.

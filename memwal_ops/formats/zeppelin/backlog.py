@@ -18,25 +18,20 @@ from memwal_ops import errors
 from memwal_ops.core.figures import built_in_backlog, cached_for_poll, poll_cache
 from memwal_ops.core.protocols import Blocked, TableSummary
 from memwal_ops.formats.zeppelin import remedies
-from memwal_ops.formats.zeppelin.lease import LEASE, read_lease
-from memwal_ops.formats.zeppelin.namespace import read_revision
-from memwal_ops.formats.zeppelin.segments import LEAST_ROW, SegmentReader
+from memwal_ops.formats.zeppelin.lease import LEASE, LeaseRecord, read_lease
+from memwal_ops.formats.zeppelin.namespace import Namespace, read_revision
+from memwal_ops.formats.zeppelin.segments import LEAST_ROW, SegmentObject, SegmentReader
 from memwal_ops.formats.zeppelin.wire import MANIFEST, ulid_time
-from memwal_ops.formats.zeppelin.wire.fragment import WIKI, UnstorableError, decode_fragment
-from memwal_ops.storage.api import concurrently
+from memwal_ops.formats.zeppelin.wire.fragment import WIKI, Fragment, UnstorableError, decode_fragment
+from memwal_ops.storage.api import ObjectMeta, Store, concurrently
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.zeppelin.lease import LeaseRecord
-    from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.segments import SegmentObject
     from memwal_ops.formats.zeppelin.specs import ZeppelinInspectOptions
-    from memwal_ops.formats.zeppelin.wire.fragment import Fragment
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest, SegmentRef
-    from memwal_ops.storage.api import ObjectMeta, Store
 
 
 _CONCURRENT_READS = 8

@@ -45,8 +45,8 @@ from memwal_ops.formats.zeppelin.segments import (
     unpack,
 )
 from memwal_ops.formats.zeppelin.wire import new_ulid
-from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
-from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef, timestamp
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Attributes, Fragment
+from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, SegmentRef, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.spark import SparkClusters
     from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
-    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
-    from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 
     Matrix = NDArray[np.float32]
 

@@ -14,24 +14,17 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from memwal_ops import errors
 from memwal_ops.formats.zeppelin import remedies
-from memwal_ops.formats.zeppelin.namespace import FencedError, retried
+from memwal_ops.formats.zeppelin.namespace import FencedError, Namespace, retried
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
-from memwal_ops.formats.zeppelin.wire.manifest import timestamp
+from memwal_ops.formats.zeppelin.wire.manifest import Manifest, timestamp
 from memwal_ops.log import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
-
 
 LEASE = "lease.json"
 MAX_TOKEN = 2**64 - 1

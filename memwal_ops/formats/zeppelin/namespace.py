@@ -22,13 +22,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops import errors
-from memwal_ops.core.anchors import GuardedTable, Unguarded
+from memwal_ops.core.anchors import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.segments import METRICS
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
-from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest, encode_manifest
+from memwal_ops.formats.zeppelin.wire.manifest import Manifest, decode_manifest, encode_manifest
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.log import get_logger
 from memwal_ops.storage.local import LocalObjectStore, LockedFolder
@@ -39,10 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
-    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
-    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from memwal_ops import errors
 from memwal_ops.core.context import RunContext
-from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of, read_inputs
-from memwal_ops.formats.zeppelin.namespace import load, swappable
+from memwal_ops.formats.zeppelin.compaction import Inputs, dimensions_of, metric_of, read_inputs
+from memwal_ops.formats.zeppelin.namespace import Namespace, load, swappable
 from memwal_ops.formats.zeppelin.segments import METRICS, Rows, SegmentReader
 from memwal_ops.formats.zeppelin.wire.segment import decode_text_index, text_name, words
 from memwal_ops.storage.catalogs import resolve
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.zeppelin.compaction import Inputs
-    from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.wire.fragment import Attributes
 
     Matrix = NDArray[np.float32]

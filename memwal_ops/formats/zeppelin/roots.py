@@ -20,17 +20,15 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, VersionGoneError, import_extra
 from memwal_ops.formats.zeppelin import remedies
-from memwal_ops.formats.zeppelin.namespace import read_revision, recorded_revisions
+from memwal_ops.formats.zeppelin.namespace import Namespace, Revision, read_revision, recorded_revisions
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
-from memwal_ops.formats.zeppelin.wire.manifest import timestamp
+from memwal_ops.formats.zeppelin.wire.manifest import Manifest, timestamp
 from memwal_ops.storage.records import check_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import timedelta
 
-    from memwal_ops.formats.zeppelin.namespace import Namespace, Revision
-    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import Store
 
 msgpack = import_extra("msgpack", "zeppelin", "Zeppelin namespaces")

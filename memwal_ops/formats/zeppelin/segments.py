@@ -16,11 +16,12 @@ import xxhash
 
 from memwal_ops import errors
 from memwal_ops.formats.zeppelin import remedies
-from memwal_ops.formats.zeppelin.wire.fragment import UnstorableError
+from memwal_ops.formats.zeppelin.wire.fragment import Attributes, UnstorableError
 from memwal_ops.formats.zeppelin.wire.segment import (
     CENTROIDS,
     CODES,
     ProductQuantizer,
+    Quantizer,
     ScalarQuantizer,
     attributes_name,
     bitmap_name,
@@ -36,7 +37,7 @@ from memwal_ops.formats.zeppelin.wire.segment import (
     encode_text_index,
     text_name,
 )
-from memwal_ops.storage.api import results_of
+from memwal_ops.storage.api import Store, results_of
 from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
@@ -45,10 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
     from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
-    from memwal_ops.formats.zeppelin.wire.segment import Quantizer
-    from memwal_ops.storage.api import Store
 
     Matrix = NDArray[np.float32]
     T = TypeVar("T")

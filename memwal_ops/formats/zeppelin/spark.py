@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwal_ops.core.anchors import Unguarded
-from memwal_ops.core.spark.runner import SparkStage
+from memwal_ops.core.spark.runner import Count, SparkStage, TaskRunner
 from memwal_ops.core.spark.stages import in_parts, part_numbers, reported
 from memwal_ops.formats.zeppelin.segments import (
     Rows,
     SegmentReader,
     SegmentWriter,
+    Written,
     by_cluster,
     joined,
     nearest,
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.core.spark.runner import Count, TaskRunner
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.segments import Written
     from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
     from memwal_ops.formats.zeppelin.wire.segment import Quantizer
 

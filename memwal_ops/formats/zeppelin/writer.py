@@ -13,11 +13,11 @@ import numpy as np
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
-from memwal_ops.formats.zeppelin.namespace import load, probe, retried, swappable
+from memwal_ops.formats.zeppelin.namespace import Namespace, load, probe, retried, swappable
 from memwal_ops.formats.zeppelin.segments import METRICS, create_object
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META, fragment as wire, new_ulid
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
-from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, encode_manifest, new_manifest, timestamp
+from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest, encode_manifest, new_manifest, timestamp
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import is_empty, open_store
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import Store
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")

@@ -16,14 +16,13 @@ from urllib.parse import quote
 from memwal_ops.errors import HistoryError, InvalidUsageError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
-from memwal_ops.supervisor.actions import ActionConflictError, UnknownTargetError
+from memwal_ops.supervisor.actions import ActionConflictError, Actions, UnknownTargetError
 from memwal_ops.supervisor.http import access, connections, routes
 from memwal_ops.supervisor.http.acting import Audit, acting_routes, check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from memwal_ops.supervisor.actions import Actions
     from memwal_ops.supervisor.observe.pages import Page
 
 _SIGN_IN, _SIGN_OUT = "/sign-in", "/sign-out"

@@ -30,7 +30,7 @@ from prometheus_client.utils import floatToGoString
 
 from memwal_ops.core import tracing
 from memwal_ops.core.figures import Figures, backlog_of, exported_metrics
-from memwal_ops.core.job import POOLS
+from memwal_ops.core.job import POOLS, MetricSpec
 from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS
 from memwal_ops.storage.options import redact
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
     from prometheus_client.samples import Sample
-
-    from memwal_ops.core.job import MetricSpec
 
 
 @dataclass(frozen=True, slots=True)

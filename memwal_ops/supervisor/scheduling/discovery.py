@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memwal_ops import errors
 from memwal_ops.core import registry
 from memwal_ops.storage import catalogs, locations
-from memwal_ops.storage.api import results_of
+from memwal_ops.storage.api import Store, results_of
 from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
@@ -20,7 +20,6 @@ from memwal_ops.storage.options import redact
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 
-    from memwal_ops.storage.api import Store
     from memwal_ops.supervisor.config.effective import TableSettings
 
 _THREADS = 8

@@ -13,8 +13,8 @@ from lance.indices import IndexConfig
 
 from memwal_ops.core.answers import IndexAnswers
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.answers.asked_index import ROWS
-from memwal_ops.formats.lance.answers.sample import SampledQuery
+from memwal_ops.formats.lance.answers.asked_index import ROWS, AskedIndex, Pinned, RowReader
+from memwal_ops.formats.lance.answers.sample import Queries, SampledQuery
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.formats.lance.indexes.index_arguments import similarity_options
 from memwal_ops.formats.lance.wire.version_manifest import fragments_of
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, RowReader
-    from memwal_ops.formats.lance.answers.sample import Queries
 
     Addresses = NDArray[np.uint64]
 

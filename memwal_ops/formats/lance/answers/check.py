@@ -15,12 +15,13 @@ from memwal_ops.core.options import AnswersOptions, VerificationOptions
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.answers import vector
 from memwal_ops.formats.lance.answers.ask import answer_of, ask, text_answers
-from memwal_ops.formats.lance.answers.asked_index import Pinned
-from memwal_ops.formats.lance.answers.sample import sample_queries, text_queries
+from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, RowReader
+from memwal_ops.formats.lance.answers.sample import Queries, sample_queries, text_queries
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors
 from memwal_ops.formats.lance.indexes.base_indexes import (
     LISTED,
     MAPPED,
+    BaseIndex,
     base_indexes,
     covered_by,
     fragments_held,
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, RowReader
-    from memwal_ops.formats.lance.answers.sample import Queries
-    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
 
     Verify = Callable[[Table, VerificationOptions, RunContext | None], verification.VerifyReport]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memwal_ops.core.spark.runner import SparkStage
+from memwal_ops.core.spark.runner import Count, SparkStage
 from memwal_ops.core.spark.stages import in_parts, part_numbers
 from memwal_ops.formats.lance.answers import asked_index
 from memwal_ops.formats.lance.engines.spark import indexing
@@ -13,7 +13,6 @@ from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from memwal_ops.core.spark.runner import Count
     from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner
     from memwal_ops.formats.lance.table import Table
 

@@ -15,8 +15,12 @@ from memwal_ops.formats.lance.files.versions import (
     list_manifests,
     version_of_main,
 )
-from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
-from memwal_ops.formats.lance.generations.generation_files import look_at_generations, read_region_contents
+from memwal_ops.formats.lance.generations.generation import Generation, generation_ref, open_generation
+from memwal_ops.formats.lance.generations.generation_files import (
+    RegionContents,
+    look_at_generations,
+    read_region_contents,
+)
 from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.index_faults import checked_fault, dot_product_error
@@ -27,7 +31,7 @@ from memwal_ops.formats.lance.retention.damage import check_versions, damages
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, tags_of
 from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_generation_dir
-from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
+from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, listed_as_stored
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.text import counted
@@ -37,11 +41,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
-    from memwal_ops.formats.lance.generations.generation import Generation
-    from memwal_ops.formats.lance.generations.generation_files import RegionContents
     from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
 
 _PAGE = errors.runbook(errors.TableCorruptError.exit_code) or ""

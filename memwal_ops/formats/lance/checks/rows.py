@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from memwal_ops import errors
 from memwal_ops.core.verification import Inconsistency, Severity, finding_of
-from memwal_ops.formats.lance.answers.asked_index import Pinned
+from memwal_ops.formats.lance.answers.asked_index import Pinned, RowReader
 from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, undecodable
-from memwal_ops.formats.lance.files.named_files import RESTORE_DEEP
+from memwal_ops.formats.lance.files.named_files import RESTORE_DEEP, Damage
 from memwal_ops.formats.lance.generations.generation_files import MERGE_IT
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, required_columns
 from memwal_ops.formats.lance.regions import key_files
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.formats.lance.answers.asked_index import RowReader
-    from memwal_ops.formats.lance.files.named_files import Damage
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Store

@@ -61,7 +61,7 @@ from memwal_ops.formats.lance.wire.memwal_index import (
     with_details,
 )
 from memwal_ops.formats.lance.wire.names import DETACHED, NamingScheme, detached_manifest_name
-from memwal_ops.formats.lance.wire.region_manifest import with_region_records
+from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, with_region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
     FRAGMENT_REUSE,
     NO_TRANSACTION_FILES,
@@ -83,7 +83,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.commit_retry import CommitRetry
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
-    from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
 
 
 class LocalBuild(NamedTuple):

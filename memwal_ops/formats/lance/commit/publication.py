@@ -45,6 +45,7 @@ from memwal_ops.formats.lance.retention.live_versions import named_versions
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import (
+    VersionManifest,
     decode_version_manifest,
     dictionary_values,
     encode_version_manifest,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 
 # Well below the age at which a clean-up deletes files to which no version refers, a week.

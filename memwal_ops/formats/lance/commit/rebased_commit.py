@@ -37,8 +37,9 @@ from memwal_ops.errors import (
     ObjectNotFoundError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.commit.index_build import to_pylance
+from memwal_ops.formats.lance.commit.index_build import IndexBuild, to_pylance
 from memwal_ops.formats.lance.commit.publication import (
+    CommitNote,
     advance_hint,
     commit_lost,
     is_taken,
@@ -63,19 +64,16 @@ from memwal_ops.formats.lance.files.versions import (
     read_version_manifest,
     version_path,
 )
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locations import LOCAL, bucket_and_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from memwal_ops.formats.lance.commit.index_build import IndexBuild
-    from memwal_ops.formats.lance.commit.publication import CommitNote
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import Store
 
 

@@ -35,7 +35,14 @@ from memwal_ops.formats.lance.wire.names import log_folder
 from memwal_ops.log import LastOpened
 from memwal_ops.storage.errors import translate
 from memwal_ops.storage.export_file import NotExportedError
-from memwal_ops.storage.locations import BRANCHES_FOLDER, LOCAL as LOCAL_SCHEMES, below, has_scheme, split_query
+from memwal_ops.storage.locations import (
+    BRANCHES_FOLDER,
+    LOCAL as LOCAL_SCHEMES,
+    Location,
+    below,
+    has_scheme,
+    split_query,
+)
 from memwal_ops.storage.metering import LOCAL, REMOTE, Traffic
 from memwal_ops.storage.objects import open_store
 from memwal_ops.version import OLDEST_PYLANCE
@@ -45,7 +52,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import Store
-    from memwal_ops.storage.locations import Location
 
 
 REFS_FOLDER = "_refs"

@@ -18,9 +18,9 @@ from memwal_ops.formats.lance.files.versions import DATA_FOLDER, DELETIONS_FOLDE
 from memwal_ops.formats.lance.wire.lance_file import check_deletion_file, check_lance_file, is_first_format
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, log_folder
 from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES
-from memwal_ops.storage.api import LinkError, concurrently
+from memwal_ops.storage.api import LinkError, Store, concurrently
 from memwal_ops.storage.export_file import NotExportedError
-from memwal_ops.storage.locations import BRANCHES_FOLDER, resolve_folder
+from memwal_ops.storage.locations import BRANCHES_FOLDER, Location, resolve_folder
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.storage.api import Store
-    from memwal_ops.storage.locations import Location
 
 # Files before Lance 2.0 (written as 0.3) have another footer.
 _FOOTER_SINCE = (0, 3)

@@ -36,7 +36,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
     decode_version_manifest,
     lance_major,
 )
-from memwal_ops.storage.api import LinkError, concurrently
+from memwal_ops.storage.api import LinkError, ObjectMeta, Store, concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.records import decode_record, encode_record
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.formats.lance.files.datasets import Branch
-    from memwal_ops.storage.api import ObjectMeta, Store
 
 
 VERSIONS_FOLDER = "_versions"

@@ -26,18 +26,16 @@ from memwal_ops.formats.lance.generations.generation import GenerationRef, gener
 from memwal_ops.formats.lance.generations.region_identity import UNDECIDED_RECORD, check_identity, lost_progress
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.layouts import mixed_regions
-from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError, listed_log
+from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, Drop, NoRegionManifestError, listed_log
 from memwal_ops.formats.lance.regions.specs import MANUAL
-from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_maintained_indexes, with_progress
+from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, with_catchup, with_maintained_indexes, with_progress
 from memwal_ops.text import known_sum, paragraph, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 
-    from memwal_ops.formats.lance.regions.manifests import Drop
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
-    from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionRecord
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, STORE_ERRORS, lance_errors, open_dataset
-from memwal_ops.formats.lance.files.named_files import FileRoot, Places, damaged_deletions, sizes_of
+from memwal_ops.formats.lance.files.named_files import FileRoot, NamedFile, Places, damaged_deletions, sizes_of
 from memwal_ops.formats.lance.files.versions import (
     DATA_FOLDER,
     VERSIONS_FOLDER,
@@ -45,16 +45,22 @@ from memwal_ops.formats.lance.generations.projection import (
     TOMBSTONE,
     Node,
     Projection,
+    SameField,
     nodes,
     plan_projection,
     renumbered,
 )
-from memwal_ops.formats.lance.retention.schema_history import OPENED, Flush, WriterVersion
+from memwal_ops.formats.lance.retention.schema_history import OPENED, Flush, SchemaHistory, WriterVersion
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, NamingScheme, log_folder, region_folder
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_row_ids, lance_major
-from memwal_ops.storage.api import LinkError
-from memwal_ops.storage.locations import LOCAL, resolve_folder
+from memwal_ops.formats.lance.wire.version_manifest import (
+    VersionManifest,
+    decode_version_manifest,
+    encode_row_ids,
+    lance_major,
+)
+from memwal_ops.storage.api import LinkError, ObjectMeta, Store
+from memwal_ops.storage.locations import LOCAL, Location, resolve_folder
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
@@ -64,16 +70,10 @@ if TYPE_CHECKING:
     import lance
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.files.named_files import NamedFile
-    from memwal_ops.formats.lance.generations.projection import SameField
-    from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
-    from memwal_ops.storage.api import ObjectMeta, Store
-    from memwal_ops.storage.locations import Location
 
 
 @dataclass(frozen=True, slots=True)

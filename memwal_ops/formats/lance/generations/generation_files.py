@@ -44,12 +44,12 @@ from memwal_ops.formats.lance.generations.generation import (
     lacks_files,
     missing_generation,
 )
-from memwal_ops.formats.lance.layouts import refuse_mixed
+from memwal_ops.formats.lance.layouts import Layout, refuse_mixed
 from memwal_ops.formats.lance.regions.key_files import KEY_INDEX
 from memwal_ops.formats.lance.regions.manifests import HINT, unlisted
 from memwal_ops.formats.lance.wire import names
 from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX
-from memwal_ops.storage.api import LinkError, concurrently, results_of
+from memwal_ops.storage.api import LinkError, ObjectMeta, Store, concurrently, results_of
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import LOCAL
 
@@ -57,10 +57,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from uuid import UUID
 
-    from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.storage.api import ObjectMeta, Store
 
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)

@@ -9,6 +9,7 @@ have the same name. Whether both are the same column is determined from the base
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,13 +20,11 @@ from memwal_ops.errors import SchemaProjectionError
 from memwal_ops.formats.lance.files.blobs import bytes_type, written_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import lance
 
-    SameField = Callable[[int, bool], bool | None]
-    Matches = Callable[["Node", "Node"], bool]
 
+SameField = Callable[[int, bool], bool | None]
+Matches = Callable[["Node", "Node"], bool]
 TOMBSTONE = "_tombstone"
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 _DECIDE = (

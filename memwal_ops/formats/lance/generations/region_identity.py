@@ -37,6 +37,8 @@ from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.formats.lance.wire.region_manifest import (
     UNDECIDED,
     UNMERGED,
+    FlushedGeneration,
+    RegionManifest,
     RegionRecord,
     decode_field,
     encode_field,
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
 
 

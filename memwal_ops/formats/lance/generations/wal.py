@@ -25,25 +25,23 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, WalCorruptError
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_manifests
-from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.generations.backlog import Backlog, RegionBacklog, read_backlog
 from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref, read_flush
 from memwal_ops.formats.lance.regions.manifests import ListedLog
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.names import U64_MAX, parse_wal_entry_name, region_folder, wal_entry_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
-from memwal_ops.storage.api import results_of
+from memwal_ops.storage.api import ObjectMeta, Store, results_of
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.formats.lance.generations.backlog import Backlog, RegionBacklog
     from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.retention.live_versions import LiveVersions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.storage.api import ObjectMeta, Store
 
 
 _NUMBER = re.compile(rb"[0-9]{1,20}")

@@ -20,7 +20,7 @@ from lance.query import DocumentGranularity
 from memwal_ops.errors import ObjectNotFoundError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files import datasets, named_files, versions
 from memwal_ops.formats.lance.indexes import codebook
-from memwal_ops.formats.lance.indexes.base_indexes import index_folder, open_index_file
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, index_folder, open_index_file
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import lance
     from lance.dataset import Index
 
-    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
 

@@ -58,7 +58,7 @@ from memwal_ops.formats.lance.log.region_seal import (
     point_here,
 )
 from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS, SchemaHistory
-from memwal_ops.formats.lance.wire.region_manifest import UNMERGED, RegionRecord, mark_of
+from memwal_ops.formats.lance.wire.region_manifest import UNMERGED, RegionManifest, RegionRecord, mark_of
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, known_sum, paragraph, size_text, span_text
 
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.options import AdoptOptions
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
 
 _NANOSECONDS = 1_000_000_000

@@ -17,11 +17,11 @@ import numpy as np
 from memwal_ops.core.documents import document
 from memwal_ops.errors import AnswersWorseError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.answers.ask import BY_MEMORY, ask
-from memwal_ops.formats.lance.answers.asked_index import Pinned, RowReader
-from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
+from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, RowReader
+from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, Queries, sample_queries
 from memwal_ops.formats.lance.answers.vector import SearchError, compare_searches
 from memwal_ops.formats.lance.commit.commit import opened_with
-from memwal_ops.formats.lance.indexes.base_indexes import covered_by
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, covered_by
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex
-    from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.commit.publication import CommitNote
-    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
 

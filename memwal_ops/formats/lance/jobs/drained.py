@@ -21,10 +21,10 @@ import pyarrow as pa
 from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.documents import document
-from memwal_ops.formats.lance.commit.commit import CommitLostError, publish_progress
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, publish_progress
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, chunks_with_keys
 from memwal_ops.formats.lance.files import blobs, datasets, versions
-from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion, read_backlog
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
@@ -34,7 +34,13 @@ from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_files import WalEntry, put_generation, read_entry
 from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_shard_entry
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
-from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE, FlushedGeneration, RegionRecord, mark_of
+from memwal_ops.formats.lance.wire.region_manifest import (
+    MERGED_ELSEWHERE,
+    FlushedGeneration,
+    RegionManifest,
+    RegionRecord,
+    mark_of,
+)
 from memwal_ops.text import counted, span_text
 
 if TYPE_CHECKING:
@@ -44,11 +50,8 @@ if TYPE_CHECKING:
 
     import lance
 
-    from memwal_ops.formats.lance.commit.commit import CommitNote
-    from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion
     from memwal_ops.formats.lance.regions.manifests import Drop
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.storage.api import ObjectMeta
 
 _MAX_ROWS, _MAX_BYTES = 2_000_000, 256 << 20

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.anchors import delete_proven
+from memwal_ops.core.anchors import Anchor, delete_proven
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.core.holds import announced_expiry
@@ -37,6 +37,7 @@ from memwal_ops.formats.lance.indexes.snapshots import covered_generations
 from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import NewestFiles, names_damage, require_complete
 from memwal_ops.formats.lance.retention.garbage import (
+    Garbage,
     Later,
     NeededFiles,
     find_garbage,
@@ -57,8 +58,6 @@ from memwal_ops.text import counted, paragraph, size_text
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from memwal_ops.core.anchors import Anchor
-    from memwal_ops.formats.lance.retention.garbage import Garbage
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 

@@ -45,7 +45,7 @@ from memwal_ops.formats.lance.generations.generation_files import checked_backlo
 from memwal_ops.formats.lance.generations.wal import read_unflushed
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
 from memwal_ops.formats.lance.retention.damage import names_damage, refuse_damaged_base_files
-from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
+from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE, RegionRecord
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.generations.generation import GenerationRef
     from memwal_ops.formats.lance.jobs.drained import DrainedRegion
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
 
 
 __all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]

@@ -36,7 +36,7 @@ from memwal_ops.formats.lance.options import SnapshotOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError, list_region_strays
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers
-from memwal_ops.formats.lance.wire.memwal_index import check_fields, with_snapshot
+from memwal_ops.formats.lance.wire.memwal_index import Row, check_fields, with_snapshot
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.log import get_logger
 from memwal_ops.storage.api import results_of
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
-    from memwal_ops.formats.lance.wire.memwal_index import Row
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.export import exported_store
-from memwal_ops.core.options import AnswersOptions, EngineChoice, choose_engine
+from memwal_ops.core.options import AnswersOptions, EngineChoice, VerificationOptions, choose_engine
 from memwal_ops.core.verification import (
     Inconsistencies,
     Inconsistency,
@@ -25,7 +25,7 @@ from memwal_ops.formats.lance.answers.asked_index import RowReader
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers, or_plan
 from memwal_ops.formats.lance.checks import base, rows
 from memwal_ops.formats.lance.files.datasets import list_branches
-from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.generations.backlog import RegionBacklog, read_backlog
 from memwal_ops.formats.lance.options import VerifyOptions as LanceVerifyOptions
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.options import VerificationOptions
-    from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
 

@@ -34,7 +34,7 @@ from memwal_ops.errors import (
     InvariantViolatedError,
     ObjectNotFoundError,
 )
-from memwal_ops.formats.lance.commit.commit import commit_details
+from memwal_ops.formats.lance.commit.commit import CommitNote, commit_details
 from memwal_ops.formats.lance.engines.merge.collapse import collapse
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options, open_dataset
 from memwal_ops.formats.lance.files.versions import version_path
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.log.region_columns import RegionColumns
     from memwal_ops.formats.lance.table import Table

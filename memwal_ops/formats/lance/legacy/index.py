@@ -10,22 +10,26 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from memwal_ops import errors
-from memwal_ops.formats.lance.commit.commit import check_rewritable, check_takes_rows, commit_built, next_entry
+from memwal_ops.formats.lance.commit.commit import (
+    CommitNote,
+    check_rewritable,
+    check_takes_rows,
+    commit_built,
+    next_entry,
+)
 from memwal_ops.formats.lance.files.versions import read_version_manifest, transaction_of
 from memwal_ops.formats.lance.generations.backlog import blocked_entry
 from memwal_ops.formats.lance.legacy.states import Change
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals, encode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, find_memwal_entry, is_legacy
-from memwal_ops.formats.lance.wire.version_manifest import DELETION_FILES, STABLE_ROW_IDS
+from memwal_ops.formats.lance.wire.version_manifest import DELETION_FILES, STABLE_ROW_IDS, VersionManifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import Store
 
 

@@ -7,16 +7,13 @@ Pure values: each function takes the MemWALs of a version and returns a :class:`
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidUsageError, WriterFencedError
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, MemWalId, State, decode_mem_wal, encode_mem_wal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from memwal_ops.formats.lance.generations.backlog import RestoredIndex, restored
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, is_of_key
 from memwal_ops.formats.lance.log.region_files import refuse_other_layout
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
-from memwal_ops.formats.lance.regions.specs import decode_spec, encode_specs
-from memwal_ops.formats.lance.table import load, read_table, refuse_log_beside_dynamodb
+from memwal_ops.formats.lance.regions.specs import RegionSpec, decode_spec, encode_specs
+from memwal_ops.formats.lance.table import Table, load, read_table, refuse_log_beside_dynamodb
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import (
     MEMWAL_INDEX_NAME,
@@ -23,14 +23,11 @@ from memwal_ops.formats.lance.wire.memwal_index import (
     decode_memwal_index,
     find_memwal_entry,
 )
-from memwal_ops.formats.lance.wire.region_manifest import with_region_records
+from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, with_region_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwal_ops.formats.lance.regions.specs import RegionSpec
-    from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from memwal_ops.errors import CodebookChangedError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, index_folder, is_of_key
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, index_folder, is_of_key
 from memwal_ops.formats.lance.indexes.codebook import CodebookParameters, codebook_at
 from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arguments_like, without_hints
 from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.log.region_columns import RegionColumns
     from memwal_ops.formats.lance.log.region_files import WalEntry
     from memwal_ops.formats.lance.table import Table

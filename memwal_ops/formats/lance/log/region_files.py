@@ -32,7 +32,7 @@ from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_cut_short
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import BASE_PATHS, DELETION_FILES, encode_version_manifest
-from memwal_ops.storage.api import results_of
+from memwal_ops.storage.api import Store, results_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.log.region_columns import RegionColumns
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
 

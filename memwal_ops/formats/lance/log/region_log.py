@@ -18,21 +18,18 @@ from memwal_ops.errors import ObjectNotFoundError, SchemaProjectionError, Unsupp
 from memwal_ops.formats.lance.files.blobs import read_stream
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.generations.wal import log_gap, unflushed_entries, wal_entry_path
-from memwal_ops.formats.lance.log.region_columns import stored_columns
+from memwal_ops.formats.lance.log.region_columns import RegionColumns, stored_columns
 from memwal_ops.formats.lance.log.region_files import WalEntry, WalEntryCutError, cut_entry, entry_path, read_entry
-from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
+from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory, WriterVersion
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
-from memwal_ops.storage.api import results_of
+from memwal_ops.storage.api import Store, results_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from uuid import UUID
 
-    from memwal_ops.formats.lance.log.region_columns import RegionColumns
-    from memwal_ops.formats.lance.retention.schema_history import WriterVersion
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.storage.api import Store
 
 # Entries read concurrently, per step. It begins with two: most logs are short, and the entry after the first missing
 # one must be checked anyway.

@@ -37,9 +37,9 @@ from memwal_ops.formats.lance.wire.names import (
     parse_wal_entry_name,
     region_folder,
 )
-from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
+from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
-from memwal_ops.storage.api import concurrently, results_of
+from memwal_ops.storage.api import ObjectMeta, concurrently, results_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.storage.api import ObjectMeta
 
 
 _ATTEMPTS = 10

@@ -27,7 +27,7 @@ from memwal_ops.core.options import boolean
 from memwal_ops.formats.lance.generations.region_identity import RegionValues, region_values_of
 from memwal_ops.formats.lance.log import memtable, region_files
 from memwal_ops.formats.lance.log.background import Background, GroupCommit
-from memwal_ops.formats.lance.log.region_columns import region_columns
+from memwal_ops.formats.lance.log.region_columns import RegionColumns, region_columns
 from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_log
 from memwal_ops.formats.lance.table import Table, open_lance_table
 from memwal_ops.formats.lance.wire.names import region_folder
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.log.region_columns import RegionColumns
 
 _DEFAULT_LIMITS = memtable.WriterLimits()
 _MIN_ROWS_PER_BATCH = 500

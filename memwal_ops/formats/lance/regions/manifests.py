@@ -15,10 +15,11 @@ import hashlib
 import re
 import threading
 from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops import errors
@@ -32,23 +33,16 @@ from memwal_ops.formats.lance.wire.names import (
     region_manifest_name,
 )
 from memwal_ops.formats.lance.wire.region_manifest import (
+    FlushedGeneration,
     RegionManifest,
     decode_region_manifest,
     decode_version_hint,
     encode_region_manifest,
     encode_version_hint,
 )
-from memwal_ops.storage.api import LinkError, Listing
+from memwal_ops.storage.api import LinkError, Listing, ObjectMeta, Store
 from memwal_ops.storage.locations import LOCAL
 from memwal_ops.storage.wrapper import StoreWrapper
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
-
-    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
-    from memwal_ops.storage.api import ObjectMeta, Store
-
 
 HINT = "version_hint.json"
 # Errors that block one region only.

@@ -14,20 +14,23 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.files.versions import VersionWriter, list_versions, operation_of, parent_version
+from memwal_ops.formats.lance.files.versions import (
+    VersionPage,
+    VersionWriter,
+    list_versions,
+    operation_of,
+    parent_version,
+)
 from memwal_ops.formats.lance.regions.manifests import unlisted
-from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
+from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry
 from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from uuid import UUID
 
-    from memwal_ops.formats.lance.files.versions import VersionPage
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
 
 _CONCURRENT_READS = 16

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +28,6 @@ from memwal_ops.errors import InvalidUsageError, TableCorruptError, UnsupportedF
 from memwal_ops.formats.lance.regions.transforms import TRANSFORMS, check_transform, transformed, transforms_text
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.formats.lance.wire.region_manifest import NAN, field_type, python_value, type_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet
-
 
 _FUNCTION_CALL = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\(")
 # DataFusion declares it deterministic, but its result changes when DataFusion is updated.

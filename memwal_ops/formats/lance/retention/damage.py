@@ -28,7 +28,7 @@ from memwal_ops.formats.lance.files import named_files, versions
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, undecodable
 from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.storage.api import LinkError, concurrently
+from memwal_ops.storage.api import LinkError, ObjectMeta, concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.storage.api import ObjectMeta
 
 
 Given = ParamSpec("Given")

@@ -23,6 +23,7 @@ from memwal_ops.formats.lance.files.versions import (
     SET_ASIDE_FOLDER,
     TRANSACTIONS_FOLDER,
     VERSIONS_FOLDER,
+    Known,
     contents,
     decode_set_aside,
     decoded_references,
@@ -48,7 +49,6 @@ from memwal_ops.storage.clock import store_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from memwal_ops.formats.lance.files.versions import Known
     from memwal_ops.formats.lance.retention.damage import NewestFiles
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta, Store

@@ -28,10 +28,10 @@ from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFo
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, branch_folder, lance_errors, list_tags
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, decode_named, list_versions
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
-from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, is_legacy
+from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import index_section_by_ends, index_section_length, last_fields
-from memwal_ops.storage.api import LinkError, concurrently
+from memwal_ops.storage.api import LinkError, ObjectMeta, Store, concurrently
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
-    from memwal_ops.storage.api import ObjectMeta, Store
 
 
 _WHOLE = 64 << 10

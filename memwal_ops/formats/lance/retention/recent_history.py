@@ -32,8 +32,8 @@ from memwal_ops.formats.lance.wire.names import (
     parse_version_manifest_name,
     region_folder,
 )
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
-from memwal_ops.storage.api import results_of
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest
+from memwal_ops.storage.api import ObjectMeta, Store, results_of
 from memwal_ops.text import known_sum
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
-    from memwal_ops.storage.api import ObjectMeta, Store
 
 
 _CONCURRENT_READS = 16

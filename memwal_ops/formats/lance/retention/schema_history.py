@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
 from memwal_ops.formats.lance.files.versions import parent_version, read_version_manifest
 from memwal_ops.formats.lance.retention import schema_recorder
-from memwal_ops.storage.api import concurrently
+from memwal_ops.storage.api import Store, concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
-    from memwal_ops.storage.api import Store
 
 # A field without its id: its name, type, and the position of its parent in the list.
 _Shape = list[tuple[str, str, int]]

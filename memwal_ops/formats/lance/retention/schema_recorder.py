@@ -25,7 +25,7 @@ from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFound
 from memwal_ops.formats.lance.files.versions import operation_of, parent_version, read_version_manifest
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from memwal_ops.log import get_logger
-from memwal_ops.storage.api import concurrently
+from memwal_ops.storage.api import ObjectMeta, concurrently
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.records import decode_record, encode_record
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
-    from memwal_ops.storage.api import ObjectMeta
 
 
 _MAX_SPANS = 64

@@ -11,19 +11,15 @@ from __future__ import annotations
 import enum
 import sys
 from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, TableCorruptError
 from memwal_ops.formats.lance.wire._pb import memwal_pb2 as pb
 from memwal_ops.formats.lance.wire.names import U64_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 _TYPECODES = {"u16_array": "H", "u32_array": "I", "u64_array": "Q"}
 

@@ -26,6 +26,8 @@ from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.names import U64_MAX
 from memwal_ops.formats.lance.wire.region_manifest import (
     FlushedGeneration,
+    RegionManifest,
+    RegionRecord,
     decode_field,
     field_types,
     python_value,
@@ -35,7 +37,6 @@ from memwal_ops.formats.lance.wire.region_manifest import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionRecord
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 

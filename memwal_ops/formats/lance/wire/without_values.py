@@ -7,17 +7,14 @@ memwal-ops. A list of forbidden fields would miss those that a later release of 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_TYPE_URL, is_legacy
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_SHIFT = 63

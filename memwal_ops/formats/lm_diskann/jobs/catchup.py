@@ -27,7 +27,7 @@ from memwal_ops.formats.lm_diskann import graph, merging, source
 from memwal_ops.formats.lm_diskann.graph import TRAIN_AT, around, insert, memory_of
 from memwal_ops.formats.lm_diskann.kernels.distances import mean_error
 from memwal_ops.formats.lm_diskann.kernels.reading import gather
-from memwal_ops.formats.lm_diskann.source import IndexUnusableError, Unusable, read_source, usable
+from memwal_ops.formats.lm_diskann.source import IndexUnusableError, Source, Unusable, read_source, usable
 from memwal_ops.formats.lm_diskann.vectors import SAMPLE, lengths, storable, stored, train
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.text import counted
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.library import Index
-    from memwal_ops.formats.lm_diskann.source import Source
     from memwal_ops.formats.lm_diskann.specs import IndexCatchupOptions
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.table import Table

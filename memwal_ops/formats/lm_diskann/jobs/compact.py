@@ -22,7 +22,7 @@ import numpy as np
 from memwal_ops.core.documents import document
 from memwal_ops.core.report import Need
 from memwal_ops.formats.lm_diskann import merging, publishing
-from memwal_ops.formats.lm_diskann.files import GRAPH, needed_from
+from memwal_ops.formats.lm_diskann.files import GRAPH, Step, needed_from
 from memwal_ops.formats.lm_diskann.publishing import locked_store
 from memwal_ops.formats.lm_diskann.wire import U8, Changes
 from memwal_ops.text import counted, size_text
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.specs import IndexCompactOptions
     from memwal_ops.formats.lm_diskann.store import Store

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from memwal_ops.core.certificate import NOT_SEEN, Erasure, TableSurvey, run_erasure
+from memwal_ops.core.certificate import NOT_SEEN, CheckReport, Erasure, TableSurvey, run_erasure
 from memwal_ops.core.erasure import EraseReport, RowHolder
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.core.options import OptionError
@@ -35,7 +35,7 @@ from memwal_ops.formats.lm_diskann.specs import (
 )
 from memwal_ops.formats.lm_diskann.store import LOG, NAME, Slots, Store
 from memwal_ops.formats.lm_diskann.view import read_current
-from memwal_ops.formats.lm_diskann.wire import U8, Changes, headers
+from memwal_ops.formats.lm_diskann.wire import U8, Changes, Layout, headers
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.records import decode_record, encode_record
 from memwal_ops.text import counted
@@ -45,11 +45,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.core.certificate import CheckReport
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.table import Table
-    from memwal_ops.formats.lm_diskann.wire import Layout
     from memwal_ops.storage.api import ObjectMeta
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwal_ops.core import collector
-from memwal_ops.core.anchors import Anchor, anchor_at
+from memwal_ops.core.anchors import Anchor, CommitGuard, anchor_at
 from memwal_ops.core.candidates import (
     UNKNOWN,
     Candidate,
@@ -39,7 +39,7 @@ from memwal_ops.formats.lm_diskann.graph import around
 from memwal_ops.formats.lm_diskann.kernels.healing import linked
 from memwal_ops.formats.lm_diskann.publishing import locked_store, stale_files
 from memwal_ops.formats.lm_diskann.source import FOLLOW
-from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store as Database
+from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store, Store as Database
 from memwal_ops.formats.lm_diskann.view import View, read_current
 from memwal_ops.formats.lm_diskann.wire import U8, Changes
 from memwal_ops.storage.api import DeleteReport
@@ -49,11 +49,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.specs import IndexGcOptions, IndexWhyOptions
-    from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.table import Table
 
 

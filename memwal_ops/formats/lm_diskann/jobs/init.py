@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.demo import indented, prove
+from memwal_ops.core.demo import DemoRun, indented, prove
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
 from memwal_ops.formats import lm_diskann
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from memwal_ops.core.demo import DemoRun
     from memwal_ops.formats.lm_diskann.specs import IndexInitOptions
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location

@@ -17,17 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.core.context import Progress
+from memwal_ops.core.context import Progress, RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.errors import InvalidUsageError, TableReplacedError
 from memwal_ops.formats.lm_diskann import files, publishing
-from memwal_ops.formats.lm_diskann.copies import PART_BYTES, Copy, Identity, LocalFolder, destination_of, read_parts
+from memwal_ops.formats.lm_diskann.copies import (
+    PART_BYTES,
+    Copy,
+    Destination,
+    Identity,
+    LocalFolder,
+    destination_of,
+    read_parts,
+)
 from memwal_ops.formats.lm_diskann.errors import NOT_COPIED, IndexCorruptError
 from memwal_ops.formats.lm_diskann.library import WAIT
 from memwal_ops.formats.lm_diskann.merging import check_blocks
 from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store
-from memwal_ops.formats.lm_diskann.wire import Changes
+from memwal_ops.formats.lm_diskann.wire import Changes, Parameters
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
@@ -35,11 +43,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.copies import Destination
     from memwal_ops.formats.lm_diskann.specs import IndexSnapshotOptions
     from memwal_ops.formats.lm_diskann.table import Table
-    from memwal_ops.formats.lm_diskann.wire import Parameters
 
     Advance = Callable[[int], None]  # receives the number of bytes that were copied
 

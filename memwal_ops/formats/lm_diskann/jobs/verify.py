@@ -15,7 +15,7 @@ import numpy as np
 
 from memwal_ops.core.answers import IndexAnswers, Interval, share_by_query, wilson
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
+from memwal_ops.core.repair import Fix, FixAttempt, Keep, RepairJob, UnsafeError
 from memwal_ops.core.verification import (
     AnswersPlan,
     Inconsistencies,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.options import VerificationOptions
-    from memwal_ops.core.repair import Keep
     from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.formats.lm_diskann.view import View
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-from memwal_ops.core.demo import indented, prove
+from memwal_ops.core.demo import DemoRun, indented, prove
 from memwal_ops.core.run import run_job
 from memwal_ops.formats import zeppelin
 from memwal_ops.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from memwal_ops.core.demo import DemoRun
 
 DIMENSIONS = 8
 _APPENDS, _ROWS, _DELETES = 12, 60, 8

@@ -16,21 +16,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core import collector
 from memwal_ops.core.byte_scan import ErasedValues, ScanScope
-from memwal_ops.core.candidates import UNKNOWN, Verdict
-from memwal_ops.core.certificate import NOT_SEEN, Erasure, TableSurvey, run_erasure
+from memwal_ops.core.candidates import UNKNOWN, Candidate, Verdict
+from memwal_ops.core.certificate import NOT_SEEN, CheckReport, Erasure, TableSurvey, run_erasure
 from memwal_ops.core.erasure import EraseReport, RowHolder
 from memwal_ops.core.options import OptionError
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import MemwalOpsError, VersionGoneError
 from memwal_ops.formats.zeppelin.backlog import contested, read_fragment
 from memwal_ops.formats.zeppelin.jobs import gc, merge
-from memwal_ops.formats.zeppelin.namespace import probe, read_revision
+from memwal_ops.formats.zeppelin.namespace import Namespace, probe, read_revision
 from memwal_ops.formats.zeppelin.reader import compile_filter, live_rows, read_log
 from memwal_ops.formats.zeppelin.roots import prefix_of
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
 from memwal_ops.formats.zeppelin.specs import ZeppelinEraseOptions, ZeppelinGcOptions, ZeppelinMergeOptions
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META
-from memwal_ops.formats.zeppelin.wire.manifest import FIELDS, FRAGMENT_FIELDS, SEGMENT_FIELDS
+from memwal_ops.formats.zeppelin.wire.manifest import (
+    FIELDS,
+    FRAGMENT_FIELDS,
+    SEGMENT_FIELDS,
+    FragmentRef,
+    Manifest,
+    SegmentRef,
+)
 from memwal_ops.formats.zeppelin.writer import Writer
 from memwal_ops.storage.clock import store_time
 from memwal_ops.text import counted
@@ -38,11 +45,7 @@ from memwal_ops.text import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from memwal_ops.core.candidates import Candidate
-    from memwal_ops.core.certificate import CheckReport
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest, SegmentRef
 
     Test = Callable[[str, Any], bool]
 

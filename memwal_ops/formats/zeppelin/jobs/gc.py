@@ -30,8 +30,16 @@ from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import BusyError, TableReplacedError
 from memwal_ops.formats.zeppelin.backlog import damaged_parts
 from memwal_ops.formats.zeppelin.lease import DEFAULT_TTL, claim, held_lease
-from memwal_ops.formats.zeppelin.namespace import FencedError, probe, recorded, retried
-from memwal_ops.formats.zeppelin.roots import Cache, prefix_of, read_ledger, read_roots, write_ledger
+from memwal_ops.formats.zeppelin.namespace import FencedError, Namespace, Revision, probe, recorded, retried
+from memwal_ops.formats.zeppelin.roots import (
+    Cache,
+    OrphanLedger,
+    Roots,
+    prefix_of,
+    read_ledger,
+    read_roots,
+    write_ledger,
+)
 from memwal_ops.formats.zeppelin.wire import ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
 from memwal_ops.storage.clock import CLOCK_FOLDER, store_time
@@ -41,8 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.zeppelin.namespace import Namespace, Revision
-    from memwal_ops.formats.zeppelin.roots import OrphanLedger, Roots
     from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions, ZeppelinWhyOptions
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import ObjectMeta

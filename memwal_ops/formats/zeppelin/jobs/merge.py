@@ -15,7 +15,14 @@ from memwal_ops.core.documents import document
 from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.core.report import MergeDecision, MergeOutcome
 from memwal_ops.formats.zeppelin import remedies
-from memwal_ops.formats.zeppelin.backlog import BlockedPart, contested, damaged_parts, figures, read_fragments
+from memwal_ops.formats.zeppelin.backlog import (
+    BlockedPart,
+    Contested,
+    contested,
+    damaged_parts,
+    figures,
+    read_fragments,
+)
 from memwal_ops.formats.zeppelin.compaction import (
     Built,
     Compaction,
@@ -25,8 +32,8 @@ from memwal_ops.formats.zeppelin.compaction import (
     read_inputs,
     staging_path,
 )
-from memwal_ops.formats.zeppelin.lease import claim, held_lease
-from memwal_ops.formats.zeppelin.namespace import FencedError, probe, retried
+from memwal_ops.formats.zeppelin.lease import HeldLease, claim, held_lease
+from memwal_ops.formats.zeppelin.namespace import FencedError, Namespace, probe, retried
 from memwal_ops.formats.zeppelin.wire import META
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.writer import put_fragment
@@ -38,9 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memwal_ops.core.spark.runner import TaskRunner
-    from memwal_ops.formats.zeppelin.backlog import Contested
-    from memwal_ops.formats.zeppelin.lease import HeldLease
-    from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest
 

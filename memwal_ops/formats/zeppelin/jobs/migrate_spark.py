@@ -35,7 +35,7 @@ from memwal_ops.formats.zeppelin.jobs.migrate_rows import (
     digests,
 )
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
-from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
+from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, SegmentRef
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.row_sink import RowSink, SparkRows
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
 
 _ROWS_PER_TASK = 50_000
 _TASKS_PER_PARTITION = 4

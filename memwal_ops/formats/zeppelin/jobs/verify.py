@@ -37,8 +37,8 @@ from memwal_ops.formats.zeppelin.backlog import REWRITE, Contested, Listings, mi
 from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
 from memwal_ops.formats.zeppelin.jobs.gc import NamespaceEvidence, NamespaceKind, NamespaceObjects
 from memwal_ops.formats.zeppelin.lease import read_lease
-from memwal_ops.formats.zeppelin.namespace import check_live, read_revision, recorded_revisions
-from memwal_ops.formats.zeppelin.segments import SegmentReader, imbalance
+from memwal_ops.formats.zeppelin.namespace import Namespace, check_live, read_revision, recorded_revisions
+from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader, imbalance
 from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions, ZeppelinVerifyOptions
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment, finite
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.segments import Rows
     from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
 
 

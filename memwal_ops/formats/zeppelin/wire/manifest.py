@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError, import_extra
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
 from memwal_ops.formats.zeppelin.wire.segment import CALIBRATION, CODEBOOK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 msgpack = import_extra("msgpack", "zeppelin", "Zeppelin namespaces")
 FIELDS = (

@@ -23,14 +23,12 @@ import numpy as np
 from pyroaring import BitMap
 
 from memwal_ops.errors import InvalidFormatError
-from memwal_ops.formats.zeppelin.wire.fragment import UnstorableError, compact_json
+from memwal_ops.formats.zeppelin.wire.fragment import Attributes, UnstorableError, compact_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
 
     Matrix = NDArray[np.float32]
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from memwal_ops.core import tracing
 from memwal_ops.errors import GenerationCorruptError, GenerationMissingError, MemwalOpsError, SchemaProjectionError
-from memwal_ops.formats.lance.commit.commit import commit_strict
+from memwal_ops.formats.lance.commit.commit import CommitNote, commit_strict
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.engines.merge.collapse import (
     SHOWN_KEYS,
@@ -37,8 +37,14 @@ from memwal_ops.formats.lance.engines.merge.collapse import (
     shared_keys_error,
 )
 from memwal_ops.formats.lance.engines.merge.locate import key_code, locate
-from memwal_ops.formats.lance.engines.merge.rewrite import remove_files, rewrite
-from memwal_ops.formats.lance.generations.generation import Generation, copies_of, open_generation
+from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, remove_files, rewrite
+from memwal_ops.formats.lance.generations.generation import (
+    Generation,
+    GenerationCopies,
+    GenerationRef,
+    copies_of,
+    open_generation,
+)
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.storage.api import results_of
 
@@ -49,9 +55,6 @@ if TYPE_CHECKING:
     import lance
     import numpy.typing as npt
 
-    from memwal_ops.formats.lance.commit.commit import CommitNote
-    from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite
-    from memwal_ops.formats.lance.generations.generation import GenerationCopies, GenerationRef
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata, RowIdSequence, write_fragments
 
 from memwal_ops import errors
-from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, Winners
 from memwal_ops.formats.lance.files import blobs, datasets, versions
 from memwal_ops.formats.lance.generations.projection import Node, nodes
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from lance.optimize import RewriteResult
 
-    from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.engines.merge.locate import Superseded
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.engines.merge import locate
 from memwal_ops.formats.lance.engines.merge.collapse import read_keys
-from memwal_ops.formats.lance.engines.read.opened import deduplicated, indented
+from memwal_ops.formats.lance.engines.read.opened import Opened, deduplicated, indented
 from memwal_ops.formats.lance.engines.read.pruning import WantedKeys
 from memwal_ops.formats.lance.files import datasets
-from memwal_ops.formats.lance.generations.generation import named
+from memwal_ops.formats.lance.generations.generation import Generation, named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from memwal_ops.formats.lance.engines.read.opened import Opened
     from memwal_ops.formats.lance.engines.read.scan import Scan, Winning
     from memwal_ops.formats.lance.engines.read.unmerged import RegionRead, Unmerged
-    from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
 
 

@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 from memwal_ops import errors
 from memwal_ops.formats.lance.engines.merge.locate import newest_rows, with_keys
 from memwal_ops.formats.lance.engines.read.lookup import condition_of, last_keys
-from memwal_ops.formats.lance.engines.read.opened import BASE, in_memory, pruned
+from memwal_ops.formats.lance.engines.read.opened import BASE, Opened, in_memory, pruned
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, STORE_ERRORS, lance_errors
 from memwal_ops.formats.lance.files.versions import read_version_manifest
-from memwal_ops.formats.lance.generations.generation import named
+from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef, named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
 from memwal_ops.formats.lance.wire.memwal_index import merge_progress
 from memwal_ops.formats.lance.wire.version_manifest import encode_row_ids, fragments_of
@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.engines.read.opened import Opened
     from memwal_ops.formats.lance.engines.read.unmerged import RegionRead, Unmerged
-    from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef
-    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
 
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from memwal_ops import errors
-from memwal_ops.formats.lance.generations.generation import named, open_generation
+from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef, named, open_generation
 from memwal_ops.formats.lance.regions.key_files import read_bloom_filter
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.storage.api import results_of
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from memwal_ops.formats.lance.engines.read.unmerged import RegionRead, Unmerged
-    from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
 

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.errors import MemwalOpsError, import_extra
-from memwal_ops.formats.lance.regions.specs import RegionSpec, by_region, region_values
+from memwal_ops.formats.lance.regions.specs import RegionField, RegionSpec, by_region, region_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.generations.region_identity import RegionValues
-    from memwal_ops.formats.lance.regions.specs import RegionField
     from memwal_ops.formats.lance.table import Table
 
 _MAX_COMBINED = 1000

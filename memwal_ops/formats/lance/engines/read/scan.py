@@ -22,10 +22,10 @@ from memwal_ops.formats.lance.engines.merge.collapse import KeysOf, keys_of_all,
 from memwal_ops.formats.lance.engines.merge.locate import batches_without_keys, in_chunks
 from memwal_ops.formats.lance.engines.read.opened import Opened, scan_plan
 from memwal_ops.formats.lance.engines.read.pruning import WantedRows
-from memwal_ops.formats.lance.engines.read.unmerged import RegionRead, Unmerged, at_newest, read_unmerged
+from memwal_ops.formats.lance.engines.read.unmerged import Consistency, RegionRead, Unmerged, at_newest, read_unmerged
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
-from memwal_ops.formats.lance.generations.generation import named
+from memwal_ops.formats.lance.generations.generation import Generation, named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.engines.read.unmerged import Consistency
-    from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.log.region_writer import RegionWriter
     from memwal_ops.formats.lance.table import Table
 

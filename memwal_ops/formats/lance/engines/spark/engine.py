@@ -31,8 +31,16 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.core.spark.session import our_tasks
-from memwal_ops.core.spark.stages import between_stages, in_parts, part_numbers, release_broadcast, reported, run_parts
-from memwal_ops.errors import UnsupportedFeatureError
+from memwal_ops.core.spark.stages import (
+    StageProgress,
+    between_stages,
+    in_parts,
+    part_numbers,
+    release_broadcast,
+    reported,
+    run_parts,
+)
+from memwal_ops.errors import MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge import collapse, passes
 from memwal_ops.formats.lance.engines.merge.locate import (
     count_deleted,
@@ -58,8 +66,6 @@ if TYPE_CHECKING:
     from pyspark import Broadcast as SparkBroadcast
     from pyspark.sql import SparkSession
 
-    from memwal_ops.core.spark.stages import StageProgress
-    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from lance.indices import IndicesBuilder
 from lance.lance import indices as trained_models
 
-from memwal_ops.core.spark.runner import SparkStage
-from memwal_ops.core.spark.stages import in_parts, part_numbers, reported
+from memwal_ops.core.spark.runner import Count, SparkStage
+from memwal_ops.core.spark.stages import Counters, in_parts, part_numbers, reported
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard, from_pylance, to_pylance
 from memwal_ops.formats.lance.engines.merge.locate import key_code
 from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from lance.optimize import CompactionTask, RewriteResult
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.spark.runner import Count
-    from memwal_ops.core.spark.stages import Counters
     from memwal_ops.formats.lance.engines.merge.rewrite import Figures, IndexParts
     from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments
     from memwal_ops.formats.lance.table import Table

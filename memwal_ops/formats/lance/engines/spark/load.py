@@ -24,7 +24,7 @@ from lance.fragment import FragmentMetadata, write_fragments
 
 from memwal_ops.core.context import Progress
 from memwal_ops.core.spark.session import our_tasks, session
-from memwal_ops.core.spark.stages import Counters, Stages, between_stages, release, reported
+from memwal_ops.core.spark.stages import Counters, StageProgress, Stages, between_stages, release, reported
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_committable, check_takes_rows
 from memwal_ops.formats.lance.engines.merge.collapse import MergePass
@@ -38,7 +38,7 @@ from memwal_ops.formats.lance.files.blobs import from_bytes, written_schema
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options, open_dataset
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.table import open_lance_table
+from memwal_ops.formats.lance.table import Table, open_lance_table
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
     from memwal_ops.core.row_sink import Task
-    from memwal_ops.core.spark.stages import StageProgress
-    from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.locations import Location
 
 

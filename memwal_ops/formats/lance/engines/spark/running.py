@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from lance.fragment import FragmentMetadata
 
 from memwal_ops.core.spark import runner
-from memwal_ops.core.spark.stages import Counters, Stages, part_numbers
+from memwal_ops.core.spark.stages import Counters, StageProgress, Stages, part_numbers
 from memwal_ops.errors import InvariantViolatedError, MemwalOpsError
 from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, deletion_path
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from memwal_ops.core.protocols import Table as AnyTable
-    from memwal_ops.core.spark.stages import StageProgress
     from memwal_ops.formats.lance.engines.merge.collapse import MergePass
     from memwal_ops.formats.lance.generations.generation import SealedGeneration
     from memwal_ops.formats.lance.table import Table

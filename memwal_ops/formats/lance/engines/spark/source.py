@@ -26,13 +26,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from memwal_ops.core.spark.stages import reported
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
-from memwal_ops.formats.lance.engines.merge.collapse import MergePass, collapse
+from memwal_ops.formats.lance.engines.merge.collapse import MergePass, Winners, collapse
 from memwal_ops.formats.lance.engines.merge.locate import locate
 from memwal_ops.formats.lance.engines.merge.passes import open_generations
 from memwal_ops.formats.lance.engines.spark.tasks import TASK_BYTES, spark_schema, to_spark
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors, open_dataset
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.table import open_lance_table
+from memwal_ops.formats.lance.table import Table, open_lance_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.generations.generation import SealedGeneration
-    from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.locations import Location
 
 

@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 from lance.blob import BlobType
 
-from memwal_ops.core.spark.stages import reported
+from memwal_ops.core.spark.stages import Counters, reported
 from memwal_ops.errors import GenerationCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, read_keys
-from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, lookup_keys, scan_keys
+from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, KeyCode, lookup_keys, scan_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import BaseVersion, delete_superseded, write_winners
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors, open_dataset
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     import lance
     import numpy.typing as npt
 
-    from memwal_ops.core.spark.stages import Counters
-    from memwal_ops.formats.lance.engines.merge.locate import KeyCode
     from memwal_ops.formats.lance.generations.generation import Generation, SealedGeneration
     from memwal_ops.storage.locations import Location
 

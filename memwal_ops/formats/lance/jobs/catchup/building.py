@@ -20,7 +20,7 @@ from uuid import UUID
 from memwal_ops import errors
 from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index, discard, update_index
-from memwal_ops.formats.lance.engines.merge.rewrite import IndexParts
+from memwal_ops.formats.lance.engines.merge.rewrite import Figures, IndexParts
 from memwal_ops.formats.lance.indexes import index_arguments
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, coverage, covered_by, index_folder, is_nested
 from memwal_ops.formats.lance.indexes.codebook import CodebookParameters, read_codebook, rotated_model
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.engines.merge.rewrite import Figures
     from memwal_ops.formats.lance.engines.spark.indexing import SparkBuilder
     from memwal_ops.formats.lance.options import CatchupOptions
     from memwal_ops.formats.lance.table import Table

@@ -11,7 +11,7 @@ from memwal_ops.core.documents import document
 from memwal_ops.core.outlook import NextRun, describe_next_run
 from memwal_ops.core.report import Need
 from memwal_ops.formats.lance.files.named_files import IndexCorruptError
-from memwal_ops.formats.lance.jobs.answers_guard import cost_of
+from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison, cost_of
 from memwal_ops.text import counted, grid, paragraph, size_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.options import EngineChoice
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.backlog import BlockedRegion
-    from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison
 
 
 class CatchupDecision(enum.StrEnum):

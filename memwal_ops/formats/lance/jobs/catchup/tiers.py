@@ -25,7 +25,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import (
     index_folder,
     is_nested,
 )
-from memwal_ops.formats.lance.indexes.codebook import read_codebook, scalar_bounds
+from memwal_ops.formats.lance.indexes.codebook import ScalarBounds, read_codebook, scalar_bounds
 from memwal_ops.formats.lance.indexes.index_faults import FRAGMENTS_IN, dot_product_error, last_client, outdated_zones
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.policy import (
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
-    from memwal_ops.formats.lance.indexes.codebook import ScalarBounds
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
 

@@ -29,12 +29,12 @@ from memwal_ops.formats.lance.commit.publication import CommitLostError
 from memwal_ops.formats.lance.commit.rebased_commit import commit_checked, commit_coverage
 from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest, references
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, covered_by
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, covered_by
 from memwal_ops.formats.lance.indexes.index_arguments import value_kind
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
-from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
-from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, encode_fragment_bitmap
+from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, with_catchup
+from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, VersionManifest, encode_fragment_bitmap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,11 +43,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.commit_retry import CommitRetry
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 
 _FULL_TEXT = "Inverted"

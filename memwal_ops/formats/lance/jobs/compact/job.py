@@ -46,6 +46,7 @@ from memwal_ops.formats.lance.jobs.compact.corrections import (
 )
 from memwal_ops.formats.lance.jobs.compact.planning import (
     COMMIT_OPTIONS,
+    Debt,
     Planner,
     affordable,
     compaction_debt,
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     import lance
     from lance.optimize import CompactionTask, RewriteResult
 
-    from memwal_ops.formats.lance.jobs.compact.planning import Debt
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 

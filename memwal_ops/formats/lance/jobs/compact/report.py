@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.documents import document
 from memwal_ops.core.outlook import seconds_text
 from memwal_ops.core.report import Need
-from memwal_ops.formats.lance.jobs.answers_guard import cost_of
+from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison, cost_of
 from memwal_ops.text import counted, paragraph, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison
     from memwal_ops.formats.lance.jobs.compact.planning import Setting
 
 

@@ -13,23 +13,19 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lance
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.core.demo import indented, prove
+from memwal_ops.core.demo import DemoRun, indented, prove
 from memwal_ops.text import counted, grid, size_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from memwal_ops.core.demo import DemoRun
 
 _DOCUMENTS, _DIMENSION, _DAYS = 20_000, 64, 90
 _APPENDS_A_DAY, _APPENDED, _CHANGED = 3, 40, 100

@@ -10,11 +10,11 @@ import random
 import subprocess
 import sys
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import lance
 
-from memwal_ops.core.demo import indented, prove
+from memwal_ops.core.demo import DemoRun, indented, prove
 from memwal_ops.errors import WriterFencedError
 from memwal_ops.formats.lance.engines.read.reader import Reader
 from memwal_ops.formats.lance.jobs import merge as merge_job
@@ -25,11 +25,6 @@ from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from memwal_ops.core.demo import DemoRun
 
 REGION = uuid.UUID("6f1c2d3e-4b5a-4c6d-8e7f-9a0b1c2d3e4f")
 _KILLED_AFTER, _SUCCESSOR_WRITES, _MAX_WRITES = 40, 30, 100_000

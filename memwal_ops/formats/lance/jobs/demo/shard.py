@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.demo import indented, prove
+from memwal_ops.core.demo import DemoRun, indented, prove
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.jobs import merge as merge_job, snapshot as snapshot_job
 from memwal_ops.formats.lance.jobs.catchup import job as catchup_job
@@ -17,7 +17,6 @@ from memwal_ops.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwal_ops.core.demo import DemoRun
     from memwal_ops.formats.lance.engines.merge.collapse import PassResult
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import lance
 import numpy as np
 
-from memwal_ops.core.byte_scan import ErasedValues
-from memwal_ops.core.certificate import NOT_SEEN, Erasure, run_erasure
+from memwal_ops.core.byte_scan import ErasedValues, ScanScope
+from memwal_ops.core.certificate import NOT_SEEN, CheckReport, Erasure, run_erasure
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.erasure import EraseDecision, EraseReport, RowHolder
@@ -39,7 +39,7 @@ from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.erase.log import identity_columns
 from memwal_ops.formats.lance.jobs.erase.scan import compared, prefixes, scanned
-from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
+from memwal_ops.formats.lance.jobs.erase.survey import Survey, Surveyor
 from memwal_ops.formats.lance.jobs.erase.target import Target
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, EraseOptions, ExpireOptions, MergeOptions
@@ -51,10 +51,7 @@ from memwal_ops.storage.probe import probe_conditional_writes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwal_ops.core.byte_scan import ScanScope
-    from memwal_ops.core.certificate import CheckReport
     from memwal_ops.formats.lance.jobs.catchup.report import IndexReport
-    from memwal_ops.formats.lance.jobs.erase.survey import Survey
     from memwal_ops.formats.lance.table import Table
 
 Commit = Callable[["Table", lance.LanceOperation.Delete, "CommitNote"], object]

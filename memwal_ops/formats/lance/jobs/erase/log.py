@@ -15,14 +15,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from memwal_ops.core.candidates import Verdict
+from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.core.erasure import RowHolder
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.datasets import lance_errors, literal, open_dataset, plain
 from memwal_ops.formats.lance.generations.region_identity import region_values_of
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
-from memwal_ops.formats.lance.options import GcOptions
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate
+from memwal_ops.formats.lance.options import EraseOptions, GcOptions
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_generation_dir, parse_wal_entry_name
 from memwal_ops.formats.lance.wire.region_manifest import encode_field, field_type
 
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
-    from memwal_ops.core.candidates import Gate
     from memwal_ops.formats.lance.jobs.erase.target import Target
-    from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
-    from memwal_ops.formats.lance.options import EraseOptions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
-from memwal_ops.core.byte_scan import NotDecoded, ScanScope
+from memwal_ops.core.byte_scan import ErasedValues, NotDecoded, ScanScope
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_first_format
@@ -30,7 +30,6 @@ from memwal_ops.storage.locations import BRANCHES_FOLDER, below
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from memwal_ops.core.byte_scan import ErasedValues
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 

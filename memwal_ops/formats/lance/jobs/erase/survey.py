@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from memwal_ops.core import certificate
-from memwal_ops.core.erasure import RowHolder, read_followers
+from memwal_ops.core.erasure import Follower, RowHolder, read_followers
 from memwal_ops.core.options import SAFE_AGE
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
@@ -33,28 +33,23 @@ from memwal_ops.formats.lance.files.versions import (
     read_version_manifest,
     references,
 )
-from memwal_ops.formats.lance.jobs.erase.log import RegionLogs, gc_options
+from memwal_ops.formats.lance.jobs.erase.log import LogSurvey, RegionLogs, gc_options
 from memwal_ops.formats.lance.jobs.erase.target import DictionaryValues, Segments, Target, fragment_key
 from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE, NeededFiles
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
-from memwal_ops.formats.lance.table import load
+from memwal_ops.formats.lance.table import Table, load
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
-from memwal_ops.storage.api import concurrently
-from memwal_ops.storage.locations import BRANCHES_FOLDER
+from memwal_ops.storage.api import ObjectMeta, Store, concurrently
+from memwal_ops.storage.locations import BRANCHES_FOLDER, Location
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from memwal_ops.core.erasure import Follower
-    from memwal_ops.formats.lance.jobs.erase.log import LogSurvey
     from memwal_ops.formats.lance.options import EraseOptions
-    from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
-    from memwal_ops.storage.api import ObjectMeta, Store
-    from memwal_ops.storage.locations import Location
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.versions import deletion_path, operation_of, read_version_manifest
 from memwal_ops.formats.lance.indexes.index_faults import FIRST_FORMAT
 from memwal_ops.formats.lance.jobs.erase.scan import values_of
-from memwal_ops.formats.lance.wire.version_manifest import by_name, decode_fragment_bitmap
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, by_name, decode_fragment_bitmap
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.byte_scan import ErasedValues
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import Store
 
 ERASE_FOLDER = "_mem_wal_ops/erase"

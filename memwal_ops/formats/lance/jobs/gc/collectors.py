@@ -25,8 +25,15 @@ from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFound
 from memwal_ops.formats.lance.files.versions import CHECKED_MARK, VERSIONS_FOLDER, is_of_checked_commit
 from memwal_ops.formats.lance.generations.generation_files import objects_in
 from memwal_ops.formats.lance.indexes.snapshots import decode_file
-from memwal_ops.formats.lance.jobs.gc.evidence import DIRECTORIES, CandidateKind, LanceCandidate, unrecognized
-from memwal_ops.formats.lance.jobs.gc.region import read_region_view
+from memwal_ops.formats.lance.jobs.gc.evidence import (
+    DIRECTORIES,
+    CandidateKind,
+    CurrentEvidence,
+    GcEvidence,
+    LanceCandidate,
+    unrecognized,
+)
+from memwal_ops.formats.lance.jobs.gc.region import RegionView, read_region_view
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError
 from memwal_ops.formats.lance.retention.garbage import find_leftovers
@@ -40,8 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from memwal_ops.core.anchors import Anchor, CommitGuard
-    from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, GcEvidence
-    from memwal_ops.formats.lance.jobs.gc.region import RegionView
     from memwal_ops.storage.api import DeleteReport, ObjectMeta
 
 

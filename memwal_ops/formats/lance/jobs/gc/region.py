@@ -20,12 +20,13 @@ from memwal_ops.formats.lance.files.versions import is_shared
 from memwal_ops.formats.lance.generations.backlog import RegionBacklog
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import (
+    DirectoryContents,
     RegionContents,
     look_at_generations,
     read_region_contents,
 )
 from memwal_ops.formats.lance.generations.region_identity import check_identity
-from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate, unrecognized
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, GcEvidence, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.formats.lance.wire import names
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from uuid import UUID
 
-    from memwal_ops.formats.lance.generations.generation_files import DirectoryContents
-    from memwal_ops.formats.lance.jobs.gc.evidence import GcEvidence
     from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
 

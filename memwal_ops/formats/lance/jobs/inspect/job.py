@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.outlook import NextRun, next_run, rates_of
-from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.datasets import branch_folder, lance_errors, list_branches
 from memwal_ops.formats.lance.files.versions import (
     DATA_FOLDER,
@@ -21,7 +21,7 @@ from memwal_ops.formats.lance.files.versions import (
     transaction_of,
 )
 from memwal_ops.formats.lance.generations.backlog import BlockedRegion, RegionBacklog, backlog_of, with_listed_log
-from memwal_ops.formats.lance.generations.generation_files import checked_backlog
+from memwal_ops.formats.lance.generations.generation_files import CheckedBacklog, GenerationFiles, checked_backlog
 from memwal_ops.formats.lance.generations.wal import log_fault, unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of, last_writer
@@ -34,7 +34,7 @@ from memwal_ops.formats.lance.retention.damage import check_versions, names_dama
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
-from memwal_ops.storage.api import LinkError, results_of
+from memwal_ops.storage.api import LinkError, ObjectMeta, results_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,10 +42,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.past_runs import PastRuns
     from memwal_ops.core.protocols import TableBranch
-    from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.generations.generation_files import CheckedBacklog, GenerationFiles
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.storage.api import ObjectMeta
 
 _CONCURRENT_REGIONS = 16
 _EARLIER_VERSIONS = 16

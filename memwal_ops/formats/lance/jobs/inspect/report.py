@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.documents import document
-from memwal_ops.core.outlook import describe_next_run
+from memwal_ops.core.outlook import NextRun, describe_next_run
 from memwal_ops.core.registry import MAIN
-from memwal_ops.errors import NoMemWalIndexError
+from memwal_ops.errors import MemwalOpsError, NoMemWalIndexError
 from memwal_ops.formats.lance.generations.wal import MOST_READ
 from memwal_ops.formats.lance.indexes.snapshots import is_external
 from memwal_ops.formats.lance.layouts import MixedLayoutsError
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.core.outlook import NextRun
     from memwal_ops.core.protocols import TableBranch
-    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion, RegionBacklog
     from memwal_ops.formats.lance.indexes.index_faults import IndexFault
     from memwal_ops.formats.lance.retention.damage import VersionsCheck

@@ -23,7 +23,7 @@ from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, dictionary_columns, remove_files, with_values_in_use
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options, open_dataset
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes
 from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
 from memwal_ops.formats.lance.jobs.answers_guard import SAMPLE, compare_answers, refuse_worse
 from memwal_ops.formats.lance.jobs.erase import job, log, survey
@@ -32,7 +32,7 @@ from memwal_ops.formats.lance.legacy.index import Draft, check_mergeable, draft_
 from memwal_ops.formats.lance.legacy.replay import entry_of, entry_rows
 from memwal_ops.formats.lance.legacy.states import Change
 from memwal_ops.formats.lance.options import MergeOptions
-from memwal_ops.formats.lance.wire.legacy_index import State, decode_mem_wals
+from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 
@@ -43,11 +43,9 @@ if TYPE_CHECKING:
 
     import lance
 
-    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.jobs.erase.survey import Survey
     from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.legacy_index import MemWal
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta
 

@@ -25,7 +25,7 @@ from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.job import GcReport
 from memwal_ops.formats.lance.legacy import adoption, mem_tables, states
 from memwal_ops.formats.lance.legacy.index import find_emptied, mem_wals_of, publish
-from memwal_ops.formats.lance.options import LegacyOptions
+from memwal_ops.formats.lance.options import GcOptions, LegacyOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import names_damage, require_complete
 from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals, encode_mem_wals
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.anchors import Anchor
-    from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
     from memwal_ops.formats.lance.table import Table
 
 __all__ = ["apply", "backlog", "candidates", "plan"]

@@ -10,6 +10,7 @@ from memwal_ops.core.documents import document
 from memwal_ops.formats.lance.jobs.inspect.job import index_states
 from memwal_ops.formats.lance.jobs.legacy.merge import backlog_json
 from memwal_ops.formats.lance.legacy.index import (
+    BlockedMemWal,
     Emptied,
     FlushedMeaning,
     Meanings,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.jobs.inspect.report import IndexState
-    from memwal_ops.formats.lance.legacy.index import BlockedMemWal
     from memwal_ops.formats.lance.table import Table
 
 

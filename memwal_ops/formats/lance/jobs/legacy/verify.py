@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core import verification
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.options import AnswersOptions
+from memwal_ops.core.options import AnswersOptions, VerificationOptions
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.check import check_answers, or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.options import VerificationOptions
     from memwal_ops.core.verification import VerifyReport
     from memwal_ops.formats.lance.table import Table
 

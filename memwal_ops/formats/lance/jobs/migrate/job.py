@@ -18,7 +18,13 @@ from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, 
 from memwal_ops.formats.lance.engines.merge.locate import scan_keys
 from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.jobs.migrate import layout as migrate_layout, store as migrate_store
-from memwal_ops.formats.lance.jobs.migrate.report import Adopted, MigrateDecision, MigrateReport, RegionMigration
+from memwal_ops.formats.lance.jobs.migrate.report import (
+    Adopted,
+    LayoutReport,
+    MigrateDecision,
+    MigrateReport,
+    RegionMigration,
+)
 from memwal_ops.formats.lance.legacy.adoption import (
     Adopter,
     Kept,
@@ -52,7 +58,6 @@ from memwal_ops.storage.probe import probe_conditional_writes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwal_ops.formats.lance.jobs.migrate.report import LayoutReport
     from memwal_ops.formats.lance.jobs.migrate.store import StoreReport
     from memwal_ops.formats.lance.options import MigrateOptions
     from memwal_ops.formats.lance.table import Table

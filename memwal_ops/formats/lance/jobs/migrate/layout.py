@@ -31,10 +31,10 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.snapshots import covered_generations, is_external, snapshot_path
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.migrate.report import LayoutRegion, LayoutReport, MigrateDecision
-from memwal_ops.formats.lance.layouts import layout_named, layout_of_region
+from memwal_ops.formats.lance.layouts import Layout, layout_named, layout_of_region
 from memwal_ops.formats.lance.legacy.adoption import CONFIG_KEY
 from memwal_ops.formats.lance.log.region_seal import seal_region
-from memwal_ops.formats.lance.options import MergeOptions
+from memwal_ops.formats.lance.options import MergeOptions, MigrateOptions
 from memwal_ops.formats.lance.regions.transforms import TRANSFORMS
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.layouts import Layout
-    from memwal_ops.formats.lance.options import MigrateOptions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 

@@ -18,14 +18,13 @@ from memwal_ops.errors import CommitConflictError, InvariantViolatedError
 from memwal_ops.formats.lance.commit.publication import CommitNote
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.jobs.migrate.report import MigrateDecision
-from memwal_ops.storage.external_manifests import manifest_entries
+from memwal_ops.storage.external_manifests import ManifestEntryStore, manifest_entries
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.options import MigrateOptions
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.storage.external_manifests import ManifestEntryStore
 
 S3 = "s3"
 FENCED_VERSIONS = 1000

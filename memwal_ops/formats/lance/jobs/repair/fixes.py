@@ -18,7 +18,7 @@ from uuid import UUID
 
 from memwal_ops.core import commit_retry, quarantine, verification
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
+from memwal_ops.core.repair import Fix, FixAttempt, Keep, RepairJob, UnsafeError
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, publish_change
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest, transaction_of
@@ -42,17 +42,15 @@ from memwal_ops.formats.lance.regions.manifests import HINT
 from memwal_ops.formats.lance.retention.damage import missing_of_manifest
 from memwal_ops.formats.lance.wire import region_manifest
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
-from memwal_ops.formats.lance.wire.version_manifest import is_transaction
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, is_transaction
 from memwal_ops.storage.clock import store_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwal_ops.core.repair import Keep
     from memwal_ops.core.verification import Inconsistency
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 
 def fix_of(table: Table, finding: Inconsistency) -> Fix[Table] | None:

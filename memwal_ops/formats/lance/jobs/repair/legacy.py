@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.repair import Choice, Fix, FixAttempt, RepairJob, UnsafeError
+from memwal_ops.core.repair import Choice, Fix, FixAttempt, Keep, RepairJob, UnsafeError
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.files.versions import read_version_manifest
@@ -17,7 +17,6 @@ from memwal_ops.formats.lance.retention.damage import missing_of_manifest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from memwal_ops.core.repair import Keep
     from memwal_ops.core.verification import Inconsistency
     from memwal_ops.formats.lance.table import Table
 

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from memwal_ops import errors
 from memwal_ops.core.quarantine import ObjectPlace
-from memwal_ops.core.repair import Fix, FixAttempt, Loss, UnsafeError
+from memwal_ops.core.repair import Fix, FixAttempt, Keep, Loss, UnsafeError
 from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.datasets import readable
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
@@ -29,8 +29,8 @@ from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.jobs.repair.choices import RegionPlace, without_number
 from memwal_ops.formats.lance.log.memtable import build_indexes, generation_indexes
-from memwal_ops.formats.lance.log.region_columns import region_columns
-from memwal_ops.formats.lance.log.region_files import put_generation, read_entry
+from memwal_ops.formats.lance.log.region_columns import RegionColumns, region_columns
+from memwal_ops.formats.lance.log.region_files import WalEntry, put_generation, read_entry
 from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_shard_entry
 from memwal_ops.formats.lance.regions.key_files import KEY_INDEX_PAGES
 from memwal_ops.formats.lance.regions.specs import MANUAL, by_region, region_values
@@ -43,20 +43,16 @@ from memwal_ops.formats.lance.wire.region_manifest import (
     encode_region_manifest,
 )
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
-from memwal_ops.storage.api import results_of
+from memwal_ops.storage.api import Store, results_of
 from memwal_ops.text import counted, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from memwal_ops.core.repair import Keep
     from memwal_ops.core.verification import Inconsistency
-    from memwal_ops.formats.lance.log.region_columns import RegionColumns
-    from memwal_ops.formats.lance.log.region_files import WalEntry
     from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.memwal_index import RegionRow
-    from memwal_ops.storage.api import Store
 
 _CONCURRENT_READS = 8
 _MAX_BYTES = 64 << 20
