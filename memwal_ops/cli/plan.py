@@ -338,7 +338,9 @@ def _explained(document: Mapping[str, Any]) -> str:
             parts.append(paragraph(f"A run costs {describe_cost(one['cost'])}.", indent="  ", hanging="  "))
         elif "at" in one:
             parts.append("  What a run costs is not known: the run history has none.")
-        if worth["saves_daily"]:
+        if worth["saves_daily"] is None:
+            parts.append("  What a run saves is not known: the last look at the table could not count it.")
+        elif worth["saves_daily"]:
             money = money_text(worth["saves_daily"])
             saves = f"about {money} a day by list prices of S3, if the table is read 100 times a day"
             weight = f"by weight {worth['weight']:g}"

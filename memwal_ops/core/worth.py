@@ -21,13 +21,9 @@ from memwal_ops.core.cost import LIST_PRICES, Prices, Spent, expected_cost, mone
 from memwal_ops.core.fleet_budget import Amounts, amounts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.job import JobSpec, Objective
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
     Allows = Callable[["Due", bool], bool]
 
@@ -182,6 +178,7 @@ class Worth:
     Attributes:
         saves: what it saves in a day, in money, by the debt that the poll found and by how often past runs achieved
             anything.
+        complete: whether the poll found all that it saves; else ``saves`` ranks it by what is known, and is not told.
         missed: the objective of the table that it would restore; None: all are met.
         share: what part of the fleet's budget it uses; None: there is none.
     """
@@ -191,6 +188,7 @@ class Worth:
     weight: float = 1.0
     missed: Missed | None = None
     share: float | None = None
+    complete: bool = True
 
     @property
     def effort(self) -> float:
@@ -205,9 +203,10 @@ class Worth:
     def to_json(self) -> dict[str, Any]:
         """The document ``worth``."""
         missed = None if self.missed is None else self.missed.to_json()
-        figures = {"saves_daily": round(self.saves, 9), "costs": round(self.costs, 9), "weight": self.weight}
+        saves, ratio = (round(self.saves, 9), round(self.ratio, 3)) if self.complete else (None, None)
+        figures = {"saves_daily": saves, "costs": round(self.costs, 9), "weight": self.weight}
         share = {} if self.share is None else {"share": round(self.share, 9)}
-        return {**figures, **share, "ratio": round(self.ratio, 3), "missed": missed}
+        return {**figures, **share, "ratio": ratio, "missed": missed}
 
 
 def worth_of(
@@ -233,6 +232,7 @@ def worth_of(
         weight,
         missed_objective(spec, figures, objectives),
         uses.share(limits) if limits else None,
+        complete=all(save.metric in figures for save in spec.saves),
     )
 
 

@@ -38,6 +38,14 @@ def test_a_job_without_savings_is_worth_nothing() -> None:
     assert worth_of(SNAPSHOT, {"snapshot_age": 99.0}, ()).ratio == 0
 
 
+def test_what_was_not_counted_saves_nothing_that_is_known() -> None:
+    known = worth_of(MERGE, dict.fromkeys((save.metric for save in MERGE.saves), 1e6), ())
+    assert known.to_json()["saves_daily"] > 0
+    assert worth_of(MERGE, {}, ()).to_json() | {"costs": 0} == {
+        "saves_daily": None, "costs": 0, "weight": 1.0, "ratio": None, "missed": None,
+    }  # fmt: skip
+
+
 def test_objectives_belong_to_the_job_that_restores_them() -> None:
     figures = {"oldest_age": 700.0, "fragments": 3.0, "uncovered_rows": 5.0, "bytes_held": 9.0}
     limits = {"max_backlog_age": 600.0, "max_fragments": 3.0, "max_unindexed_rows": 4.0, "max_bytes_held": 8.0}
