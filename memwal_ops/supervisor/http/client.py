@@ -65,14 +65,14 @@ class Deadline:
         self._timer.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Raise :class:`TimeoutError` if the time was over, whatever came of it: a response may have been cut."""
         self._timer.cancel()
         with self._lock:
             for connection in self._sockets:
                 connection.close()
             self._sockets = []
-        if self._over:
+        if self._over or isinstance(error, TimeoutError):
             raise TimeoutError(f"it did not end within {self._seconds:g} s")
 
     def _end(self) -> None:
