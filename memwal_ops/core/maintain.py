@@ -177,7 +177,8 @@ def _needs(table: protocols.Table, spec: JobSpec) -> Iterable[Need]:
     backlog = Figures(figures, table.format.name)
     waiting = int(backlog.amount("backlog") or 0)
     what = f"{spec.name} {counted_as(waiting, backlog.noun_of('backlog'))}"
-    return [Need(spec.name, what, rows=int(figures.get("rows", 0)))] if waiting else []
+    rows = figures.get("rows", None if "rows" in spec.backlog_metrics else 0)
+    return [Need(spec.name, what, rows=None if rows is None else int(rows))] if waiting else []
 
 
 def _reduces_backlog(spec: JobSpec) -> bool:

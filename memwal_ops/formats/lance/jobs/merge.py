@@ -604,12 +604,13 @@ def backlog(table: Table) -> Mapping[str, float]:
     oldest = oldest_unmerged(listed, checked)
     sizes, log = current.to_json(), read_unflushed(listed, read)
     written = {} if log.newest is None else {"seconds_since_last_write": _age(log.newest, now)}
+    if oldest is not None or not (sizes["generations"] or current.blocked):  # else it is not known: it is damaged
+        written["oldest_age"] = 0.0 if oldest is None else _age(oldest, now)
     others = [dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE, ""), *(one.program for one in current.blocked)]
     if release := next(filter(None, (re.match(r"lance (\d+)", other) for other in others)), None):  # else not known
         written["merged_elsewhere"] = float(release[1])
     return {
         **{name: size for name in ("generations", "rows", "bytes") if (size := sizes[name]) is not None},
-        "oldest_age": 0.0 if oldest is None else _age(oldest, now),
         "regions_behind": sizes["regions"] or 0,
         "blocked_regions": len(current.blocked),
         "unflushed_entries": log.entries,

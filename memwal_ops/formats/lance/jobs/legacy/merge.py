@@ -326,14 +326,13 @@ def _step(table: Table, run: _Run) -> bool:
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """The unmerged MemWALs, from the index alone, which records no sizes."""
+    """The unmerged MemWALs, from the index alone, which has no sizes: of what waits, rows and bytes are not known."""
     work = read_work(mem_wals_of(table), Meanings(table))
     pending = [mem_wal for region in work.values() for mem_wal in region.pending]
     ages = [_age(table, mem_wal.last_updated_dataset_version) for mem_wal in pending]
     return {
         "generations": len(pending),
-        "rows": 0,
-        "bytes": 0,
+        **({} if pending else {"rows": 0, "bytes": 0}),
         "oldest_age": max(ages, default=0.0),
         "regions_behind": sum(bool(region.pending) for region in work.values()),
         "blocked_regions": sum(region.blocked is not None for region in work.values()),

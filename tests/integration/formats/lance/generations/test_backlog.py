@@ -88,6 +88,17 @@ def test_the_oldest_age_counts_what_is_lost(made: Workload, lost: str) -> None:
     assert merge.backlog(open_table(made.uri))["oldest_age"] >= 3600
 
 
+def test_the_age_of_what_cannot_be_read_is_not_known(made: Workload) -> None:
+    """Its manifest is damaged, and no directory says since when anything waits."""
+    for region in made.regions:
+        for folder in Path(made.uri, "_mem_wal", region).glob("*_gen_*"):
+            shutil.rmtree(folder)
+        damage.truncate_region_manifest(made.uri, region)
+    figures = merge.backlog(open_table(made.uri))
+    assert "oldest_age" not in figures
+    assert figures["blocked_regions"] == len(made.regions)
+
+
 @pytest.mark.parametrize("missing", [1, 2, 3])
 def test_a_number_that_is_not_listed_stops_its_region(made: Workload, missing: int) -> None:
     region = uuid.UUID(made.regions[0])

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.core.maintain import scan_table
 from memwal_ops.errors import (
     DuplicateKeysError,
     InvalidUsageError,
@@ -84,6 +85,15 @@ def test_the_oldest_age_counts_what_has_no_version(table: LegacyTable) -> None:
     opened: Any = open_table(table.finish().uri)
     Path(table.uri, version_path(1, opened.naming)).unlink()
     assert legacy_merge._age(opened, 1) > 0
+
+
+def test_the_sizes_of_what_waits_are_not_known(table: LegacyTable) -> None:
+    table.flushed("a", 0, {1: 100.0})
+    uri = table.finish().uri
+    assert not {"rows", "bytes"} & legacy_merge.backlog(open_table(uri)).keys()
+    assert ("merge", None) in [(need.job, need.rows) for need in scan_table(open_table(uri)).needs]
+    merge(uri)
+    assert legacy_merge.backlog(open_table(uri)).items() >= {"generations": 0, "rows": 0, "bytes": 0}.items()
 
 
 def test_generation_by_generation_under_a_budget(table: LegacyTable) -> None:
