@@ -236,7 +236,8 @@ def _closing(document: Mapping[str, Any]) -> str:
     ]
     if unread := summary["not_read"]:
         words.append(findings.not_read_text(unread, summary["tables"]))
-    behind = f"; {text.counted_as(summary['generations'], noun)} and {text.counted(summary['rows'], 'row')} wait"
+    rows = "" if summary["rows"] is None else f" and {text.counted(summary['rows'], 'row')}"
+    behind = f"; {text.counted_as(summary['generations'], noun)}{rows} wait"
     if document["tables"] and not any(map(_has_log, document["tables"])):
         behind = ""
     oldest = summary["oldest_table"]
@@ -427,7 +428,13 @@ def _summary(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "unreadable": sum(table["error"] is not None for table in tables),
         "blocked_regions": int(sum(figures.backlog_of(table).amount("blocked") or 0 for table in tables)),
         "generations": int(sum(figures.backlog_of(table).amount("backlog") or 0 for table in tables)),
-        **{name: int(sum(table["backlog"].get(name, 0) for table in tables)) for name in ("rows", "bytes")},
+        **{name: _total(tables, name) for name in ("rows", "bytes")},
         "oldest_age": age,
         "oldest_table": None if oldest is None or not age else oldest["name"],
     }
+
+
+def _total(tables: Iterable[Mapping[str, Any]], name: str) -> int | None:
+    """Return the sum of a figure over the tables that could be read; None: of what waits in one it is not known."""
+    waits = (table["backlog"] for table in tables if figures.backlog_of(table).amount("backlog"))
+    return text.known_sum(None if name not in backlog else int(backlog[name]) for backlog in waits)

@@ -145,7 +145,7 @@ def test_a_store_that_hangs_delays_no_other_and_what_was_not_begun_is_not_read(
         )
         local = "\n".join(f"  - {{uri: {one.uri}}}" for one in fleet.values())
         config.write_text(f"{config.read_text().partition('tables:')[0]}tables:\n{local}\n{away}\n")
-        outcome = ask("--timeout", "6s", "--json")
+        outcome = ask("--timeout", "12s", "--json")
     states = {one["name"]: (one["state"], one["level"]) for one in outcome.document["tables"]}
     assert {states[name] for name in fleet} == {("read", "ok")}
     late = [name for name in states if states[name] == ("unreadable", "critical")]

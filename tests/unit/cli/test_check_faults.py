@@ -1,4 +1,4 @@
-"""What ``check --config`` reports of a table in a status document, beside its backlog figures."""
+"""What ``check --config`` and ``status`` report of tables in a status document."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from memwal_ops.cli.check import table_faults
+from memwal_ops.cli.status import _summary
 from memwal_ops.supervisor.observe.findings import CRITICAL, WARNING
 from tests.support import fleet
 
@@ -35,3 +36,12 @@ def orders(waiting: float, blocked: float = 0, **merge: Any) -> dict[str, Any]:
 def test_how_the_last_merge_ended(table: dict[str, Any], faults: list[tuple[int, str]]) -> None:
     """A run opens the files that a poll only lists, and counts while something waits."""
     assert [*table_faults(table)] == faults
+
+
+def test_the_rows_of_all_are_not_known_where_those_of_one_are_not() -> None:
+    known, unknown = orders(2), orders(1)
+    del unknown["backlog"]["rows"]
+    told = [
+        _summary({"level": "ok", "error": None} | table for table in tables) for tables in ([known], [known, unknown])
+    ]
+    assert [(summary["generations"], summary["rows"]) for summary in told] == [(2, known["backlog"]["rows"]), (3, None)]
