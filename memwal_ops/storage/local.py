@@ -250,7 +250,7 @@ class LocalObjectStore(ObjectStore):
         metering.LOCAL.count("delete", len(names))
         for name in names:
             try:
-                os.unlink(os.path.join(self._real_root, name))
+                os.unlink(f"{self._real_root}/{name}")
             except FileNotFoundError:
                 continue
         for nearest in {name.rpartition("/")[0] for name in names}:
@@ -274,13 +274,13 @@ class LocalObjectStore(ObjectStore):
                     raise translate(exc, path=self._root, action="write" if writing else "read") from exc
             return self._made_client
 
-    def _checked(self, path: str) -> str:
+    def _checked(self, path: str, folders: set[str] | None = None) -> str:
         checked_path(path)
         if _UNSUPPORTED_NAME.search(path):
             raise errors.InvalidUsageError(
                 f"{path!r} cannot be a local file here: its name ends in '#1', 'x:' or the like."
             )
-        self._refuse_links(path)
+        self._refuse_links(path, set() if folders is None else folders)
         return path
 
     def _folder(self, prefix: str) -> str:
@@ -288,14 +288,19 @@ class LocalObjectStore(ObjectStore):
         folder = prefix.removesuffix("/")
         if folder and not {"", ".", ".."}.isdisjoint(folder.split("/")):
             checked_path(folder)  # raises
-        self._refuse_links(folder)
+        self._refuse_links(folder, set())
         return folder
 
-    def _refuse_links(self, path: str) -> None:
-        """Raise ``LinkError`` if the path is, or contains, a link that is not followed, or is no regular file."""
+    def _refuse_links(self, path: str, folders: set[str]) -> None:
+        """Raise ``LinkError`` if the path is, or contains, a link that is not followed, or is no regular file.
+
+        It passes the folders that were checked before, and adds others to them.
+        """
         here = self._real_root
         for segment in path.split("/"):
             here = f"{here}/{segment}"
+            if here in folders:
+                continue
             try:
                 mode = os.lstat(here).st_mode
             except (OSError, ValueError):
@@ -303,7 +308,9 @@ class LocalObjectStore(ObjectStore):
             if S_ISLNK(mode):
                 if not self._leads_to_a_file_inside(here):
                     raise api.LinkError(self._about_link(here))
-            elif not S_ISREG(mode) and not S_ISDIR(mode):
+            elif S_ISDIR(mode):
+                folders.add(here)
+            elif not S_ISREG(mode):
                 raise api.LinkError(
                     f"{path!r} is a pipe, a socket or a device, not a regular file.",
                     remedy="Remove it, and restore the file from a backup if there was one.",
@@ -357,7 +364,7 @@ class LocalObjectStore(ObjectStore):
         if _UPLOAD.search(entry.name):
             return None
         try:
-            state = entry.stat(follow_symlinks=not self._is_unfollowed_link(entry))
+            state = entry.stat(follow_symlinks=entry.is_symlink() and self._leads_to_a_file_inside(entry.path))
         except FileNotFoundError:
             return None
         except OSError as exc:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 
 import obstore
@@ -443,7 +444,7 @@ class ObjectStore:
         return delete_many(
             paths,
             delete=self._delete,
-            check=self._checked,
+            check=partial(self._checked, folders=set()),
             batch_size=self._delete_batch,
             policy=self._retry,
             delete_one=self._delete_one,
@@ -482,7 +483,9 @@ class ObjectStore:
             raise InvariantViolatedError(f"{self._root} has no client.")
         return self._made_client
 
-    def _checked(self, path: str) -> str:
+    def _checked(self, path: str, folders: set[str] | None = None) -> str:
+        """The path, if it may be used; ``folders`` are those that the same call has checked."""
+        del folders
         return checked_path(path)
 
     def _folder(self, prefix: str) -> str:
@@ -490,6 +493,7 @@ class ObjectStore:
 
 
 # Surrogates represent bytes of a file's name that are not UTF-8.
+_NO_SEGMENTS = frozenset({"", ".", ".."})
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -498,7 +502,7 @@ def checked_path(path: str) -> str:
 
     Raises ``InvalidUsageError``: it is not; nothing above the root can be named.
     """
-    if any(segment in {"", ".", ".."} for segment in path.split("/")):
+    if not _NO_SEGMENTS.isdisjoint(path.split("/")):
         raise InvalidUsageError(
             f"{path!r} is not an object path: it must be relative without empty, '.' or '..' parts."
         )

@@ -249,8 +249,7 @@ _OTHER = re.compile(rf"({DELETIONS_FOLDER}/[^/]+\.(?:arrow|bin)|{TRANSACTIONS_FO
 _UNFINISHED = re.compile(rf"{DATA_FOLDER}/(?:[^/]+/)?\.tmp[^/]*|{VERSIONS_FOLDER}/\.tmp[^/]*")
 
 
-@dataclass(frozen=True, slots=True)
-class References:
+class References(NamedTuple):
     """The keys to which one version refers.
 
     Attributes:
@@ -273,13 +272,12 @@ def references(version: VersionManifest, known: Known | None = None) -> Referenc
     Raises ``InvalidFormatError``: a deletion file of an unknown type.
     """
     known = {} if known is None else known
-    own: set[str] = set()
-    others: set[str] = set()
-    for fragment in version.manifest.fragments:
-        content = fragment.SerializeToString()
-        here, away = known.get(content) or known.setdefault(content, _keys_of(fragment))
-        own |= here
-        others |= away
+    keys = [
+        known.get(content := fragment.SerializeToString()) or known.setdefault(content, _keys_of(fragment))
+        for fragment in version.manifest.fragments
+    ]
+    own: set[str] = set().union(*[here for here, _ in keys])
+    others: set[str] = set().union(*[away for _, away in keys if away])
     for index in version.index_entries:
         elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
         (others if elsewhere else own).add(index_key(index))
@@ -465,8 +463,7 @@ def deletion_path(fragment_id: int, deletion: table_pb2.DeletionFile) -> str:
 _MAINTENANCE = frozenset({103, 104, 107})
 
 
-@dataclass(frozen=True, slots=True)
-class VersionWriter:
+class VersionWriter(NamedTuple):
     """Who wrote a version. ``writes``: whether rows may have changed; ``indexes``: names and versions."""
 
     version: int

@@ -379,8 +379,9 @@ class _Run:
     def retire(self, batch: tuple[int, ...]) -> None:
         """Announce these versions, check them again, set them aside, and delete their manifests."""
         if not self._complete:
-            _refuse_lost_rows(self.table.newest())
-        self._require_complete()
+            newest = self.table.newest()
+            _refuse_lost_rows(newest)
+            self._require_complete(newest)
         began = _uptime()
         with announced_expiry(self.table.store, batch):
             # A hold that was taken before the announcement is read here.
@@ -432,10 +433,10 @@ class _Run:
         gone = [path for path in needed.records if path not in lasting]
         self.failed |= delete_proven(self.table.store, gone, [self.anchor]).failed
 
-    def _require_complete(self) -> None:
+    def _require_complete(self, newest: Table | None = None) -> None:
         """Refuse to delete anything below a newest version that is not complete; checked once, before the first."""
         if not self._complete:
-            require_complete(self.table.newest(), self.oldest)
+            require_complete(newest or self.table.newest(), self.oldest)
             self._complete = True
 
     def _delete_batch(self, batch: list[ObjectMeta]) -> bool:

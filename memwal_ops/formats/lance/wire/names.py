@@ -11,8 +11,7 @@ from __future__ import annotations
 import enum
 import re
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.lance.wire.version_manifest import TABLE_CONFIG
@@ -80,8 +79,7 @@ def parse_region_manifest_name(name: str) -> int | None:
     return (parse_bit_reversed(match[1]) or None) if match else None
 
 
-@dataclass(frozen=True, slots=True)
-class WalEntryName:
+class WalEntryName(NamedTuple):
     """The name of a WAL entry. Its suffix depends on the layout."""
 
     entry_id: int
@@ -104,8 +102,7 @@ def is_staged_name(name: str) -> bool:
     return _STAGED.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationDir:
+class GenerationDir(NamedTuple):
     """The name of a generation's directory (S0-037). Its prefix is random."""
 
     prefix: str
@@ -125,8 +122,7 @@ class NamingScheme(enum.Enum):
     V2 = "V2"
 
 
-@dataclass(frozen=True, slots=True)
-class VersionName:
+class VersionName(NamedTuple):
     """The version in a manifest's file name. ``scheme`` is None for a detached one, whose name is of neither scheme."""
 
     version: int
@@ -156,9 +152,9 @@ def parse_version_manifest_name(name: str) -> VersionName | None:
     Twenty digits are V2: a V1 name of that length would be a version above 10^19.
     """
     match = _VERSION.fullmatch(name)
-    if match is None or int(match[2]) > U64_MAX:
+    number = U64_MAX + 1 if match is None else int(match[2])
+    if match is None or number > U64_MAX:
         return None
-    number = int(match[2])
     if match[1]:
         return VersionName(number, None)
     if len(match[2]) == _V2_DIGITS:
@@ -195,8 +191,7 @@ _LAYOUT = "memwal-ops.layout"
 _BEFORE = "memwal-ops.layout-before"
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutRecord:
+class LayoutRecord(NamedTuple):
     """The record of a migration between the current layouts, by their names.
 
     ``before``: the one that a rollback restores; None: the last migration was rolled back.
