@@ -16,16 +16,15 @@ Two kinds of proof: :func:`known_faults` from manifests and small files, :func:`
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from memwal_ops.core.export import exported_store
 from memwal_ops.errors import IndexesBehindError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError, StorageError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, has_sql_literals, is_one_of, lance_errors
-from memwal_ops.formats.lance.files.versions import VersionWriter, read_version_manifest
+from memwal_ops.formats.lance.files.versions import VersionWriter
 from memwal_ops.formats.lance.indexes.base_indexes import (
     BaseIndex,
     base_indexes,
@@ -122,7 +121,7 @@ def last_written(table: Table, *, concurrent: int = _CONCURRENT_READS) -> Iterat
         if manifest is None and key in _KNOWN:
             return _KNOWN[key]
         try:
-            written = VersionWriter.of(manifest or read_version_manifest(table.store, version, table.naming))
+            written = VersionWriter.of(manifest or table.history.manifest(listed[version]))
         except (ObjectNotFoundError, InvalidFormatError):
             return None  # expired, or damaged: verify reports that
         if len(_KNOWN) >= _MAX_KNOWN:
@@ -177,8 +176,7 @@ FIRST_FORMAT = "0.1"
 """The version of data files of Lance's first format ("legacy")."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexFault:
+class IndexFault(NamedTuple):
     """Why an index must not be asked.
 
     Attributes:
