@@ -201,7 +201,9 @@ class Policy:
             # Also where rows of it are deleted: it is not written again before these are too many.
             thinned = self._is_due(fragment)
             full = self._share(fragment.rows, fragment.live_bytes) >= 1 or (
-                not thinned and self._share(fragment.rows + fragment.deleted, fragment.bytes) >= 1
+                (fragment.deleted or fragment.dropped)
+                and not thinned
+                and self._share(fragment.rows + fragment.deleted, fragment.bytes) >= 1
             )
             if run and (full or fragment.neighbors != run[-1].neighbors):
                 yield run

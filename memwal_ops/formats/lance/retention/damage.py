@@ -65,7 +65,7 @@ def names_damage(job: Callable[Concatenate[Table, Given], Result]) -> Callable[C
 
 
 @contextmanager
-def naming_damage(table: Table, fragments: Collection[int] | None = None) -> Iterator[None]:
+def naming_damage(table: Table, fragments: Callable[[], Collection[int]] | None = None) -> Iterator[None]:
     """Raise :func:`name_damage` of an error."""
     try:
         yield
@@ -76,7 +76,7 @@ def naming_damage(table: Table, fragments: Collection[int] | None = None) -> Ite
 
 
 def name_damage(
-    table: Table, error: errors.MemwalOpsError, fragments: Collection[int] | None = None
+    table: Table, error: errors.MemwalOpsError, fragments: Callable[[], Collection[int]] | None = None
 ) -> errors.MemwalOpsError:
     """The error itself, or ``TableCorruptError`` if a damaged file of the newest version is the cause.
 
@@ -91,7 +91,7 @@ def name_damage(
         newest = replace(table.newest(), sound=set())  # all are read again: one was damaged meanwhile, or read wrongly
         damage = _named_and_missing(newest, str(error)) or next(damages(newest, _MAX_FILES), None)
         if damage is None and type(error) is errors.StorageError:
-            damage = next(_undecodable(newest, fragments), None)
+            damage = next(_undecodable(newest, None if fragments is None else fragments()), None)
         # The files of a version that was expired meanwhile are not damaged but deleted.
         if damage is None or newest.store.head(versions.version_path(newest.version, newest.naming)) is None:
             return error

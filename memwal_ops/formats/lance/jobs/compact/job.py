@@ -15,6 +15,7 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from lance.optimize import Compaction
@@ -106,10 +107,16 @@ class LocalExecutor:
     ) -> Iterator[RewriteResult]:
         """See :class:`TaskExecutor`."""
         for task in tasks:
-            read = [fragment.id for fragment in task.fragments]
-            with naming_damage(table, read), lance_errors("write compacted fragments of", table.location.uri):
+            with (
+                naming_damage(table, partial(_fragments_of, task)),
+                lance_errors("write compacted fragments of", table.location.uri),
+            ):
                 result = task.execute(dataset)
             yield result
+
+
+def _fragments_of(task: CompactionTask) -> list[int]:
+    return [fragment.id for fragment in task.fragments]
 
 
 @dataclass(slots=True)
@@ -159,6 +166,7 @@ class _Attempt:
     limit: Collection[int]
     options: CompactOptions
     guard: AnswersGuard
+    known: Planner
     demanded: Collection[int] = ()
     tasks: list[CompactionTask] = field(default_factory=list)
     results: list[RewriteResult] = field(default_factory=list)
@@ -176,7 +184,8 @@ class _Attempt:
         table.refuse_damaged_deletions()
         with lance_errors("plan the compaction of", uri):
             dataset = open_dataset(table.location, version=table.version)
-            planner = Planner(table, self.options, self.demanded)
+            known = self.known.table is table and not self.demanded
+            planner = self.known if known else Planner(table, self.options, self.demanded)
             self.tasks = planner.tasks(dataset, self.limit, rows, max_bytes, first=first)
         if not self.tasks:
             return None
@@ -327,7 +336,8 @@ def _compact_all(
     had_snapshot = is_external(table) and _has_file(table)
     if before:
         _prepare(table, probes=bool(only) or _may_write(planner))
-    run = _Run(table, options, executor, context, _Scope(set(table.fragment_ids if only is None else only)), only or ())
+    scope = _Scope(set(table.fragment_ids if only is None else only))
+    run = _Run(table, options, executor, context, scope, planner, only or ())
     done, guard = run.done, run.guard
     run.table = exclude_dropped_rows(clear_coverage(table, run.note, run.retry), None, run.note, run.retry)
     run.rewrite()
@@ -377,6 +387,7 @@ class _Run:
     executor: TaskExecutor
     context: RunContext
     scope: _Scope
+    planner: Planner
     demanded: Collection[int]
     note: CommitNote = field(default_factory=lambda: CommitNote.new("compact"))
     retry: CommitRetry = field(default_factory=CommitRetry)
@@ -391,7 +402,7 @@ class _Run:
     def __post_init__(self) -> None:
         """Take the budget of the first version: without what its indexes take at the end."""
         self.guard = AnswersGuard(self.options.answers, self.note, self.context)
-        self.budget = Planner(self.table, self.options).budget
+        self.budget = self.planner.budget
 
     def _left(self, budget: int | None) -> int | None:
         """Bytes that may still be rewritten; None: any number. What was written counts where no sizes are recorded."""
@@ -402,7 +413,7 @@ class _Run:
         table, scope, done, retry = self.table, self.scope, self.done, self.retry
         rows = self.executor.rows_per_commit
         while (left := self._left(self.budget)) is None or left > 0:
-            attempt = _Attempt(table, scope.limit - scope.busy, self.options, self.guard, self.demanded)
+            attempt = _Attempt(table, scope.limit - scope.busy, self.options, self.guard, self.planner, self.demanded)
             try:
                 version = attempt.run(self.executor, rows, left, self.context, first=not done.removed)
             except errors.AnswersWorseError as error:

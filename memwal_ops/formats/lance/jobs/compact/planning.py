@@ -331,13 +331,18 @@ class Planner:
     def _sizes(self) -> list[FragmentSize]:
         return fragment_sizes(self.table, demanded=self._demanded)
 
+    @cached_property
+    def _due(self) -> list[Group]:
+        return self.policy.groups(self._sizes)
+
     def debt(self) -> Debt:
         """All that is due, whatever a run may rewrite."""
-        return debt([group for groups in self.policy.rounds(self._sizes) for group in groups], self.policy)
+        later = self.policy.rounds(self.policy.after(self._sizes, self._due)) if self._due else ()
+        return debt([group for groups in (self._due, *later) for group in groups], self.policy)
 
     def urgent(self) -> Debt:
         """What is worth a run at once."""
-        return debt(self.policy.worth_a_run(self.policy.groups(self._sizes)), self.policy)
+        return debt(self.policy.worth_a_run(self._due), self.policy)
 
     def next_run(self) -> Debt:
         """What a run of these options would rewrite: all that is due, or what its budget lets it begin with."""
@@ -351,7 +356,7 @@ class Planner:
         ``limit``: see :func:`fragment_sizes`.
         """
         every = limit is None or self.table.fragment_ids <= {*limit}
-        due = self.policy.groups(self._sizes if every else fragment_sizes(self.table, limit, self._demanded))
+        due = self._due if every else self.policy.groups(fragment_sizes(self.table, limit, self._demanded))
         return due if self.budget is None else self._divided(due, self.budget)
 
     def _divided(self, due: list[Group], budget: int) -> list[Group]:
