@@ -99,15 +99,15 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
             "read."
         )
     hold = _add(table.store, HOLDS_FOLDER, (version,), ttl, note)
-    now = store_time(table.store)
-    expiries = _entries(table.store, EXPIRIES_FOLDER)
-    expiry = next((entry for entry in expiries if version in entry.versions and entry.in_force(now)), None)
     try:
+        now = store_time(table.store)
+        expiries = _entries(table.store, EXPIRIES_FOLDER)
+        expiry = next((entry for entry in expiries if version in entry.versions and entry.in_force(now)), None)
         if expiry is not None:
             raise errors.VersionGoneError(f"Version {version} is being expired by {expiry.by} right now.")
         _check_exists(table, version)
-    except errors.VersionGoneError:
-        with suppress(errors.InvalidUsageError):  # gone, and the table with it
+    except errors.MemwalOpsError:
+        with suppress(errors.MemwalOpsError):  # gone, and the table with it; or the store fails, and it ends by itself
             release_hold(table, hold.number)
         raise
     return hold

@@ -161,6 +161,7 @@ LATER: list[tuple[str, Callable[[], None], str, int, str]] = [
     ("repair", later_record(f"{OPS}/quarantine/*/record.json"), "repair orders.lance --undo {id}", 8, NEWER),
     ("manifest", later_manifest, "merge orders.lance", 8, NEWER),
     ("migration", later_record("legacy.lance/_mem_wal_ops/legacy/*.json"), "migrate legacy.lance --rollback", 8, NEWER),
+    ("wiki history", later_record("wiki/_mem_wal_ops/history/*.json"), "gc wiki --apply", 8, NEWER),
     ("ledger", later_record("native/_gc/candidates.json", "version"), "gc native --apply", 8, NEWER),
     ("index", later_index, "merge index", 8, "format release 2; the latest supported is 1"),
     ("history", later_history, "run --once --config memwal.yaml", 56, NEWER),

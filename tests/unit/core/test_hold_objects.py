@@ -22,7 +22,13 @@ from memwal_ops.core.holds import (
     release_hold,
     take_hold,
 )
-from memwal_ops.errors import InvalidUsageError, StorageError, VersionGoneError
+from memwal_ops.errors import (
+    InvalidUsageError,
+    MemwalOpsError,
+    StorageError,
+    UnsupportedFeatureError,
+    VersionGoneError,
+)
 from tests.unit.core.memory import MINUTE, START, MemoryStore
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -113,6 +119,18 @@ def test_no_hold_on_a_version_that_is_being_expired(table: Any) -> None:
     assert not take_hold(table, 5, HOUR).released
     table.store.now += HOUR
     assert not take_hold(table, 4, HOUR).released, "the announcement of a dead process ends"
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"), [({"format": 2}, UnsupportedFeatureError), ({"versions": "all"}, StorageError)]
+)
+def test_no_hold_is_left_where_an_expiry_cannot_be_read(
+    table: Any, changed: dict[str, Any], error: type[MemwalOpsError]
+) -> None:
+    write(table, 7, EXPIRIES_FOLDER, **changed)
+    with pytest.raises(error):
+        take_hold(table, 4, 3650 * DAY)
+    assert [hold.released for hold in holds(table)] == [True]
 
 
 def test_a_version_that_goes_while_its_hold_is_written(table: Any) -> None:

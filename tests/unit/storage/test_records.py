@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from memwal_ops.core import holds, leases, quarantine
+from memwal_ops.core import certificate, holds, leases, quarantine
+from memwal_ops.core.erasure import read_followers, record_follower
 from memwal_ops.errors import HistoryError, UnsupportedFeatureError
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.version_manifest import RECORDS, check_readable
+from memwal_ops.formats.lm_diskann import copies
 from memwal_ops.formats.zeppelin.segments import Training, read_training, training_bytes, training_path
 from memwal_ops.storage.api import Store
 from memwal_ops.storage.catalogs import resolve
@@ -72,6 +74,39 @@ def test_a_hold(store: Store) -> None:
     change(store, path, format=2)
     with pytest.raises(UnsupportedFeatureError, match=LATER):
         holds.holds_in_force(store, added.until)
+
+
+def test_an_announced_expiry(store: Store) -> None:
+    with holds.announced_expiry(store, [4, 5]):
+        path = f"{holds.EXPIRIES_FOLDER}/{1:020}.json"
+        change(store, path, later=[1])
+        assert [one.versions for one in holds._entries(store, holds.EXPIRIES_FOLDER)] == [(4, 5)]
+        change(store, path, format=2)
+        with pytest.raises(UnsupportedFeatureError, match=LATER):
+            holds._entries(store, holds.EXPIRIES_FOLDER)
+
+
+def test_an_index_that_follows_a_table(store: Store) -> None:
+    record_follower(store, "u", "/index", 3)
+    (follower,) = read_followers(store)
+    change(store, follower.path, later=[1])
+    assert [*read_followers(store)] == [follower]
+    change(store, follower.path, format=2)
+    with pytest.raises(UnsupportedFeatureError, match=LATER):
+        [*read_followers(store)]
+
+
+def test_a_copy_of_an_index(store: Store) -> None:
+    line = json.dumps({"release": 2, "files": {"written": "differently"}}).encode()
+    store.put(copies.COPY, b"%b\n%b\n" % (line, copies.digest(line).encode()))
+    with pytest.raises(UnsupportedFeatureError, match="a later release of the format"):
+        copies.read_manifest(store)
+
+
+def test_a_certificate(tmp_path: Path) -> None:
+    (tmp_path / "proof.json").write_text(json.dumps({"kind": certificate._KIND, "format": 2}))
+    with pytest.raises(UnsupportedFeatureError, match="has format 2, and this release reads 1"):
+        certificate._read(str(tmp_path / "proof.json"))
 
 
 def test_the_record_of_a_repair(store: Store) -> None:
