@@ -184,7 +184,8 @@ class Settings:
         for table in self.tables:
             prefix = f"tables.{table.name}"
             lines += [
-                (f"{prefix}.{key}", value, table.sources.get(key, DEFAULT)) for key, value in table.values().items()
+                (f"{prefix}.{key}", value, table.sources.get(key, table.sources.get(key.partition(".")[0], DEFAULT)))
+                for key, value in table.values().items()
             ]
             for name, job in table.jobs.items():
                 lines += [
@@ -199,17 +200,14 @@ def _masked(key: str, value: Any, source: ValueSource) -> Any:
         source.variables or ("storage_options." in key and is_secret_key(key.rsplit(".", 1)[-1]))
     ):
         return MASK
+    if isinstance(value, list):
+        return [_masked(key, item, source) for item in value]
     return redact(value) if isinstance(value, str) else value
 
 
 def _flat(config: model.Config) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if name in {"defaults", "tables"}:
-            continue
-        flat |= _leaves(name, value)
-    return flat
+    names = [name for name in type(config).model_fields if name not in {"defaults", "tables"}]
+    return {key: leaf for name in names for key, leaf in _leaves(name, getattr(config, name)).items()}
 
 
 def _leaves(name: str, value: Any) -> dict[str, Any]:

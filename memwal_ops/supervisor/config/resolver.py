@@ -158,9 +158,13 @@ class Resolver:
         self._check_names(names)
         self._check_duplicates()
         sources = {
-            key: self._source(tuple(key.split(".")), "fleet")
-            for key in {place_text(place) for place in self._document.lines if place and place[0] not in _OF_TABLES}
+            place_text(place): self._source(place, "fleet")
+            for place in self._document.lines
+            if place and place[0] not in _OF_TABLES
         }
+        for number, target in enumerate(config.notify.targets):
+            for key in target.model_fields_set:
+                sources[f"notify.targets.{target.name}.{key}"] = sources[f"notify.targets[{number}].{key}"]
         return effective.Settings(self._document.path, config, tables, sources, tuple(self._warnings))
 
     def _table(self, number: int, name: str) -> effective.TableSettings:

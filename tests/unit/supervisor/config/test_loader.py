@@ -241,6 +241,31 @@ def test_the_nearest_layer_wins_and_is_named(tmp_path: Path) -> None:
     assert "very-secret-value" not in json.dumps(sources(settings))
 
 
+def test_a_value_of_the_environment_is_masked_in_lists_too(tmp_path: Path) -> None:
+    """And what stands in a list, or below a name, has its line in the file."""
+    settings = load(
+        tmp_path,
+        "http: {allowed_hosts: ['${KEY}.example', other]}\n"
+        "notify:\n"
+        "  targets:\n"
+        "    - {name: mail, type: email, host: '${KEY}', sender: ops@example.com,\n"
+        "       to: ['${KEY}@example.com']}\n"
+        "tables:\n"
+        "  - name: many\n    pattern: s3://b/*.lance\n"
+        "    exclude: ['${KEY}*']\n"
+        "    labels: {team: search}\n",
+        KEY="of-the-environment",
+    )
+    found = sources(settings)
+    assert "of-the-environment" not in json.dumps(found)
+    assert found["http.allowed_hosts"] == (["***.example", "other"], "fleet, line 1")
+    assert found["notify.targets.mail.host"] == ("***", "env KEY, line 4")
+    assert found["notify.targets.mail.to"] == (["***@example.com"], "fleet, line 5")
+    assert found["notify.targets.mail.level"] == ("warning", "default")
+    assert found["tables.many.exclude"] == (["****"], "table, line 9")
+    assert found["tables.many.labels.team"] == ("search", "table, line 10")
+
+
 def test_deleting_jobs_only_plan_by_default(tmp_path: Path) -> None:
     settings = load(tmp_path, JOBS + "gc: {}\n      expire: {apply: true}\n")
     jobs = settings.tables[0].jobs
