@@ -223,3 +223,16 @@ def test_the_examples_of_the_api_pass_a_strict_type_checker(tmp_path: Path) -> N
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path), str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
+
+
+def test_functions_that_the_page_of_protocols_names_are_where_it_links() -> None:
+    """Each row of a table "step, code": in one of its files, or, for "the same", in those that came before."""
+    files: list[str] = []
+    named = 0
+    for protocol in (ROOT / "docs/protocol.md").read_text().split("| step | code |")[1:]:
+        for row in protocol.split("\n\n")[0].splitlines()[2:]:
+            files += [(ROOT / path).read_text() for path in re.findall(r"\]\(\.\./(memwal_ops/\S+\.py)\)", row)]
+            for name in re.findall(r"`(\w+)`", row.split(" | ")[-1]):
+                assert any(re.search(rf"(?:def|class) {name}\b", text) for text in files), row
+                named += 1
+    assert named > 20
