@@ -169,7 +169,9 @@ def test_55_already_running(drill: Drill, config: Path, table: Workload, tmp_pat
 def test_56_history(drill: Drill, config: Path, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state/history.sqlite").write_bytes(b"no database " * 1000)
+    (tmp_path / "state/history.sqlite-wal").write_bytes(b"the last runs")
     drill.refused('memwal-ops run --once --config "$CONFIG"')
     *_, last = drill.rest()
     assert last.out == "No run.\n"
     assert (tmp_path / "state/history.sqlite.damaged").exists()
+    assert (tmp_path / "state/history.sqlite.damaged-wal").read_bytes() == b"the last runs", "nothing is deleted"

@@ -58,7 +58,9 @@ DOCUMENTS = (
     "expire orders.lance", "verify orders.lance", "hold orders.lance --list", "lease list orders.lance", "inspect wiki",
     "merge wiki --dry-run", "gc wiki", "verify wiki", "inspect index", "merge index --dry-run", "gc index",
     "verify index", "inspect events.lance", "verify events.lance", "config check memwal.yaml",
-    "history --config memwal.yaml", "scan .", "inspect no-table",
+    "history --config memwal.yaml", "scan .", "inspect no-table", "compact orders.lance --dry-run",
+    "snapshot orders.lance --dry-run", "maintain orders.lance --dry-run", "repair orders.lance",
+    "erase orders.lance --where id=1", "cost --config memwal.yaml", "plan --config memwal.yaml",
 )  # fmt: skip
 
 
@@ -133,6 +135,16 @@ def metrics() -> list[str]:
     return sorted(set(re.findall(r"^\| `(memwal_ops_\w+)`", (ROOT / "docs/http.md").read_text(), re.MULTILINE)))
 
 
+def labels() -> dict[str, str]:
+    """The type and the labels of each metric."""
+    return dict(re.findall(r"^\| `(memwal_ops_\w+)` \| ([^|]+) \|", (ROOT / "docs/http.md").read_text(), re.MULTILINE))
+
+
+def alerts() -> list[str]:
+    rules = (ROOT / "configs/prometheus/memwal-ops.rules.yaml").read_text()
+    return sorted(re.findall(r"^ *- alert: (\w+)$", rules, re.MULTILINE))
+
+
 def exit_codes() -> dict[str, str]:
     found = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.MemwalOpsError)]
     return {str(one.exit_code): one.reason for one in found}
@@ -188,6 +200,8 @@ def main_of_release() -> None:
         "history": history(),
         "documents": documents(),
         "metrics": metrics(),
+        "labels": labels(),
+        "alerts": alerts(),
         "exit_codes": exit_codes(),
     }
     Path("expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True))

@@ -64,6 +64,8 @@ def test_its_json_its_exit_codes_and_its_metrics_are_there(expected: dict[str, A
     """Keys, types, codes and names may be added, and none may go or change."""
     assert expected["exit_codes"].items() <= make_fleet.exit_codes().items()
     assert {*expected["metrics"]} <= {*make_fleet.metrics()}
+    assert expected.get("labels", {}).items() <= make_fleet.labels().items(), "archives before had no labels"
+    assert {*expected.get("alerts", ())} <= {*make_fleet.alerts()}
     now = make_fleet.documents()
     for words, then in expected["documents"].items():
         assert now[words]["exit_code"] == then["exit_code"], words

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -26,9 +30,11 @@ from memwal_ops.supervisor.state import history as run_history
 from memwal_ops.supervisor.state.directory import StateDir
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.supervisor.workers.leasing import LeaseClient
+from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, PollRequest, RunRequest, encode
 from tests.support.fakes import START, Stage
-from tests.support.run_cli import run_here
+from tests.support.run_cli import contents, run_here
 from tests.support.service import configure, service
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
 from tests.support.waiting import PATIENCE, until
 from tests.system.supervisor.conftest import TABLES
@@ -322,3 +328,31 @@ def test_a_reload_that_comes_before_the_service_is_up_does_not_end_it(
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_workers_of_another_release_refuse_to_work(tmp_path: Path) -> None:
+    """The package was upgraded below a service that runs: its next workers do nothing, and say what to do."""
+    uri = PlainTable(str(tmp_path / "t.lance")).create(fragments=2, rows=20).uri
+    before = contents(uri)
+    requests = [
+        RunRequest(1, uri, {}, "compact", {"tier_factor": 1}, apply=True),
+        PollRequest(2, uri, {}, {"compact": {}}),
+        {"do": "quit"},
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "memwal_ops.supervisor.workers.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, RELEASE_VARIABLE: "0.0.9"},
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(b"".join(map(encode, requests)))
+        worker.stdin.flush()
+        answers = [json.loads(line) for line in worker.stdout]  # until it quits: it ends with its input, too
+        worker.stdin.close()
+    refused = [answer for answer in answers if answer["type"] == "done"]
+    assert [(one["exit_code"], one["reason"], one["remedy"]) for one in refused] == [
+        (8, "unsupported_feature", "Restart the service.")
+    ] * 2
+    assert contents(uri) == before
