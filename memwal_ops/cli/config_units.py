@@ -327,16 +327,16 @@ def _manifests(settings: Settings, image: str, *, cronjob: bool) -> str:
     rest = _replaced(rest, r"image: \S+", f"image: {image}")
     head = _replaced(head, r"registry\.example\.com/memwal-ops:[\d.]+", image)
     rest = _replaced(rest, r"^( +)envFrom:\n", lambda match: _environment(match[1]) + match[0])
-    needed = _memory(settings)
-    if needed is not None:
+    if config.http.tls_certificate is not None:
+        rest = rest.replace("port: http}", "port: http, scheme: HTTPS}")  # of the probes
+    if (needed := _memory(settings)) is not None:
         rest = _replaced(rest, r"limits: \{memory: \S+\}", f"limits: {{memory: {needed >> 20}Mi}}")
     return head + separator + rest
 
 
 def _environment(indent: str) -> str:
-    return "".join(
-        (f"{indent}env:\n", *(f'{indent}  - {{name: {key}, value: "{value}"}}\n' for key, value in _POD.items()))
-    )
+    lines = [f'{indent}  - {{name: {key}, value: "{value}"}}\n' for key, value in _POD.items()]
+    return "".join([f"{indent}env:\n", *lines])
 
 
 def _memory(settings: Settings) -> int | None:

@@ -192,6 +192,19 @@ def test_all_that_would_not_work_is_reported_at_once(tmp_path: Path, capfd: pyte
         assert word in outcome.err
 
 
+@pytest.mark.parametrize("fleet", [{}, {"fleet": {"uri": "s3://bucket/ops/"}}])
+def test_the_probes_of_a_pod_speak_tls_where_its_service_does(
+    fleet: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for tls, scheme in (({}, None), ({"tls_certificate": "/tls/tls.crt", "tls_key": "/tls/tls.key"}, "HTTPS")):
+        keys = {"http": {"host": "0.0.0.0", **tls}, **fleet}
+        file = configuration(tmp_path, [{"uri": "s3://bucket/orders.lance"}], **keys)
+        documents = [*yaml.safe_load_all(printed(capfd, "kubernetes", str(file)))]
+        [pod] = [one["spec"]["template"]["spec"] for one in documents if one["kind"] in {"Deployment", "StatefulSet"}]
+        probes = [pod["containers"][0][f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
+        assert [probe.get("scheme") for probe in probes] == [scheme] * 3
+
+
 def test_the_configuration_of_the_readme_runs_in_a_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (text,) = re.findall(r"^```yaml\n(tables:.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     file = tmp_path / "memwal.yaml"
