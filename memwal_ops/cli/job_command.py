@@ -163,7 +163,7 @@ def _help_for(name: str, specs: Mapping[str, JobSpec]) -> click.Option:
 
 def option_parameters(specs: Mapping[str, HasOptions]) -> list[click.Parameter]:
     """The parameters of a command: the options of all formats."""
-    return [_parameter(option, formats, specs) for option, formats in _union(specs).values()]
+    return [_parameter(formats, specs) for formats in _union(specs).values()]
 
 
 def chosen_options(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,17 +355,16 @@ def _flat(options: type[Options]) -> Iterator[Option]:
             yield option
 
 
-def _union(specs: Mapping[str, HasOptions]) -> dict[str, tuple[Option, list[str]]]:
-    options: dict[str, tuple[Option, list[str]]] = {}
+def _union(specs: Mapping[str, HasOptions]) -> dict[str, dict[str, Option]]:
+    options: dict[str, dict[str, Option]] = {}
     for format_name, spec in specs.items():
         for option in _flat(spec.options):
-            formats = options.setdefault(option.name, (option, []))[1]
-            if format_name not in formats:
-                formats.append(format_name)
+            options.setdefault(option.name, {}).setdefault(format_name, option)
     return options
 
 
-def _parameter(option: Option, formats: list[str], specs: Mapping[str, HasOptions]) -> click.Parameter:
+def _parameter(formats: Mapping[str, Option], specs: Mapping[str, HasOptions]) -> click.Parameter:
+    option = next(iter(formats.values()))
     if option.positional:
         return click.Argument([option.name], metavar=option.metavar, required=len(formats) == len(specs))
     about = option.help
@@ -373,9 +372,10 @@ def _parameter(option: Option, formats: list[str], specs: Mapping[str, HasOption
         about = f"({', '.join(formats)}) {about}"
     if option.kind is ValueType.FLAG:
         return click.Option([option.flags, option.name], is_flag=True, help=about)
-    default = option.default_text()
-    if default is not None:
-        about = f"{about}  [default: {default}]"
+    first = option.default_text()
+    others = [f"{name}: {text}" for name, one in formats.items() if (text := one.default_text()) not in {None, first}]
+    if first is not None or others:
+        about = f"{about}  [default: {'; '.join(filter(None, [first, *others]))}]"
     return click.Option(
         [option.flags, option.name],
         type=_Value(option),

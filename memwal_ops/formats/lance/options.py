@@ -134,7 +134,7 @@ class MergeOptions(LegacyOptions):
         None,
         minimum=1,
         shown_default="1GiB; on Spark 1TiB",
-        help="Budget of one pass; it bounds the local engine's memory.",
+        help="Budget of a pass; it bounds local memory.",
     )
     max_generations: int | None = count(None, minimum=1, help="At most this many generations in one pass.")
     accept_drained: bool = flag(help="Do as adopt --drained does, each time.")
@@ -250,7 +250,7 @@ class CompactOptions(Options):
         None, "2.0", "2.1", "2.2", shown_default="the table's setting", help="Of new data files."
     )
     allow_upgrade: bool = flag(help="Though a writer of the table cannot read such files.")
-    answers: str = _answers("Publish nothing by which an index answers worse.")
+    answers: str = _answers("Publish no index that answers worse.")
     rest_after: timedelta = duration(timedelta(days=1), help=_AT_REST)
 
     def validate(self) -> None:

@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from memwal_ops.cli.commands import _SECTIONS
 from memwal_ops.cli.main import cli
+from memwal_ops.core.options import describe
+from memwal_ops.core.registry import all_job_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +48,23 @@ def test_the_help_for_tables_of_another_format() -> None:
     assert "--spark-above" not in shown
     refused = CliRunner().invoke(cli, ["merge", "--help-for", "iceberg"])
     assert refused.exit_code == 2
+
+
+def test_the_help_has_the_default_of_each_format() -> None:
+    different = []
+    with cli.make_context("memwal-ops", [], resilient_parsing=True) as context:
+        for job, specs in all_job_specs().items():
+            command = cli.get_command(context, job)
+            assert command is not None
+            shown = {parameter.name: getattr(parameter, "help", None) for parameter in command.params}
+            first: dict[str, str | None] = {}
+            for name, spec in specs.items():
+                for option in describe(spec.options):
+                    default = first.setdefault(option.name, option.default_text())
+                    if option.command_line and option.default_text() not in {None, default}:
+                        assert f"; {name}: {option.default_text()}" in (shown[option.name] or ""), job
+                        different.append((job, option.name, name))
+    assert ("gc", "orphan_min_age", "zeppelin") in different
 
 
 def test_the_commands_are_grouped_on_one_screen() -> None:
