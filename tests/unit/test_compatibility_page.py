@@ -28,6 +28,14 @@ def test_tables_of_a_run() -> None:
     assert lines[-2:] == ["| plain |  | lancedb 0.40.0 |", "| stable-zonemap | pylance 7.0.0 (find, optimize) |  |"]
 
 
+def test_kinds_with_the_same_row_share_it() -> None:
+    results = {"pylance 7.0.0": {"kinds": ["a", "b"], "refused": ["b", "a"], "own": {"b": ["find"], "a": ["find"]}}}
+    page = replaced(f"{START}{END}", results)
+    assert "| a, b | pylance 7.0.0 (find) | pylance 7.0.0 |" in page
+    (column,) = columns_of(page.partition(START)[2].partition(END)[0]).values()
+    assert (column.own, column.refused) == ({"a": "find", "b": "find"}, ["a", "b"])
+
+
 def test_the_rest_of_the_page_stays() -> None:
     page = replaced(f"before\n{START}\nold\n{END}\nafter\n", RESULTS)
     assert page.startswith(f"before\n{START}\n| kinds of tables |")

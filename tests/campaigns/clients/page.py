@@ -59,11 +59,12 @@ def columns_of(old: str) -> dict[str, Column]:
         return {}
     groups, kinds = ([*map(_cells, table.splitlines())] for table in old.strip().split("\n\n"))
     columns = {release: Column({row[0]: row[at] for row in groups[2:]}) for at, release in enumerate(groups[0]) if at}
-    for kind, own, refused in kinds[2:]:
-        for release, steps in _OWN.findall(own):
-            columns[release].own[kind] = steps
-        for release in filter(None, refused.split(", ")):
-            columns[release].refused.append(kind)
+    for equal, own, refused in kinds[2:]:
+        for kind in equal.split(", "):
+            for release, steps in _OWN.findall(own):
+                columns[release].own[kind] = steps
+            for release in filter(None, refused.split(", ")):
+                columns[release].refused.append(kind)
     return columns
 
 
@@ -73,10 +74,12 @@ def tables(columns: Mapping[str, Column]) -> str:
     lines = ["| kinds of tables | " + " | ".join(one for one, _ in ordered) + " |", "|---" * (len(ordered) + 1) + "|"]
     lines += [f"| {name} | " + " | ".join(found.counts[name] for _, found in ordered) + " |" for name, _ in GROUPS]
     lines += ["", "| kind | does wrongly what no job had in hand, too | refused by name |", "|---|---|---|"]
+    rows: dict[str, list[str]] = {}
     for kind in sorted({kind for _, found in ordered for kind in (*found.own, *found.refused)}):
         own = [f"{one} ({found.own[kind]})" for one, found in ordered if kind in found.own]
         refused = [one for one, found in ordered if kind in found.refused]
-        lines.append(f"| {kind} | {'; '.join(own)} | {', '.join(refused)} |")
+        rows.setdefault(f"{'; '.join(own)} | {', '.join(refused)}", []).append(kind)
+    lines += [f"| {', '.join(kinds)} | {row} |" for row, kinds in rows.items()]
     return "\n".join(lines)
 
 
