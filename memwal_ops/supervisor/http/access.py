@@ -353,7 +353,7 @@ class Access:
         else:
             session, match = self._session(request)
             if session is None or match is None:
-                raise HttpError(401, "Give a token: Authorization: Bearer TOKEN.", _CHALLENGE)
+                raise HttpError(401, "Give a token, as Bearer TOKEN in the header Authorization.", _CHALLENGE)
             if not is_csrf_of(session, csrf()):
                 raise HttpError(403, "The form is not of this session: load the page again.")
             token = match

@@ -156,8 +156,9 @@ def test_without_a_configured_token_nothing_acts(without: Served) -> None:
 
 
 def test_wrong_tokens_and_a_token_that_only_views(served: Served) -> None:
-    status, headers, _ = served.send(PAUSE)
+    status, headers, text = served.send(PAUSE)
     assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="memwal-ops"')
+    assert "Bearer TOKEN in the header Authorization" in json.loads(text)["error"], "not masked as if it were one"
     for wrong in (
         "Bearer wrong",
         f"Bearer {OPERATE[:-1]}",

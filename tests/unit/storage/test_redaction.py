@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import string
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
+import memwal_ops
 from memwal_ops.storage import options
 from memwal_ops.storage.options import MASK, redact, remember
 from memwal_ops.supervisor import config
@@ -110,3 +112,16 @@ def _literal(node: ast.AST) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(str(part.value) if isinstance(part, ast.Constant) else "_" for part in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def test_no_message_of_ours_looks_like_a_secret() -> None:
+    """It would be printed with a mask in place of what it says."""
+    headers = re.compile(r"(Bearer|Basic) (realm=.*)?")
+    masked: list[str] = []
+    for path in Path(memwal_ops.__file__).parent.rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        texts = {_literal(node) for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings}
+        texts = {text for text in texts if " " in text and not headers.fullmatch(text)}
+        masked += [f"{path}: {text}" for text in texts if redact(text) != text]
+    assert masked == []
