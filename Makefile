@@ -55,7 +55,7 @@ dist: $(VENV)/.dist  ## Build wheel and source archive into dist, twice the same
 dist-pythons: $(VENV)/.dist  ## Use the wheel of dist by Python 3.11 to 3.13; resolve its packages for x86-64 and aarch64 (7 minutes)
 	@$(BIN)/python -m tools.try_dist dist --python 3.11 --python 3.12 --python 3.13
 
-audit: $(VENV)/.dist  ## Look for known vulnerabilities in the pinned packages (each night; needs PyPI's advisories)
+audit: $(VENV)/.dist  ## Look for known vulnerabilities in the pinned packages (needs PyPI's advisories)
 	@$(BIN)/python -m pip_audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt || \
 	  { echo "Where the advisories of PyPI cannot be reached, nothing was checked."; exit 1; }
 
