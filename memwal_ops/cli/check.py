@@ -27,6 +27,7 @@ from memwal_ops.supervisor.config.model import HttpConfig
 from memwal_ops.supervisor.http.client import ServiceClient, why_silent
 from memwal_ops.supervisor.observe import findings
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
+from memwal_ops.supervisor.state.directory import state_dir
 from memwal_ops.text import counted, counted_as, printable
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
@@ -162,13 +163,13 @@ def last_run_fault_of(table: Table, figures: Mapping[str, float]) -> tuple[int, 
 
 
 def _service(file: str, limits: findings.Limits) -> tuple[CheckResult, str]:
-    http = load_settings(file).config.http
-    if not http.enabled:
+    config = load_settings(file).config
+    if not config.http.enabled:
         raise errors.InvalidUsageError(
             "The service does not serve HTTP (http.enabled: false).", remedy="Check each URI instead."
         )
     result = CheckResult()
-    status, why = ask_service(http)
+    status, why = ask_service(config.http, config.state_dir and state_dir(config))  # a default is that of its user
     if status is None:
         result.add(findings.CRITICAL, why)
         return result, ""
@@ -213,8 +214,8 @@ def _worst(tables: list[dict[str, Any]], role: Role) -> tuple[float, str]:
     return max(((backlog_of(table).amount(role) or 0.0, table["name"]) for table in tables), default=(0.0, ""))
 
 
-def ask_service(http: HttpConfig) -> tuple[dict[str, Any] | None, str]:
-    """Return the status of the service at an address, or None and the reason."""
+def ask_service(http: HttpConfig, folder: str | None = None) -> tuple[dict[str, Any] | None, str]:
+    """Return the status of the service at an address, which has the state folder, or None and the reason."""
     client = ServiceClient(http)
     try:
         status = client.get("/api/v1/status")
@@ -226,6 +227,8 @@ def ask_service(http: HttpConfig) -> tuple[dict[str, Any] | None, str]:
         known = False
     if not known:
         return None, f"the server on {client.address} is not memwal-ops"
+    if folder and (theirs := status["service"].get("state_dir", folder)) != folder:
+        return None, f"the service at that address runs another configuration (its state_dir is {theirs})"
     return status, ""
 
 

@@ -410,11 +410,7 @@ def running_service(settings: Settings) -> tuple[Mapping[str, Any] | None, str]:
     if not settings.config.http.enabled or not settings.config.http.port:
         why = "http.port is 0" if settings.config.http.enabled else "http.enabled is false"
         return None, f"no service to query ({why})"
-    service, why_not = ask_service(settings.config.http)
-    if service is not None and service["service"]["state_dir"] != state_dir(settings.config):
-        theirs = service["service"]["state_dir"]
-        return None, f"the service at that address runs another configuration (its state_dir is {theirs})"
-    return service, why_not
+    return ask_service(settings.config.http, state_dir(settings.config))
 
 
 def _summary(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

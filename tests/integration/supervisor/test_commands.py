@@ -132,7 +132,7 @@ def test_check_names_the_table_that_is_behind(
         {"name": name, "backlog": backlog, "look_error": None, "jobs": {}}
         for name, backlog in (("a", {"generations": 3.0}), ("b", {"generations": 40.0, "oldest_age": 9.0}))
     ]
-    status = {"service": {"instance": "i", "ready": True, "config": config}, "tables": tables}
+    status: dict[str, Any] = {"service": {"instance": "i", "ready": True, "config": config}, "tables": tables}
     monkeypatch.setattr("urllib.request.OpenerDirector.open", lambda *_, **__: io.BytesIO(json.dumps(status).encode()))
 
     def line(*more: str) -> str:
@@ -147,6 +147,13 @@ def test_check_names_the_table_that_is_behind(
     assert line().startswith("MEMWAL CRITICAL - b: 1 region blocked; b cannot be read: "), "the worst first"
     assert "  ..." not in line()
     tables[1] |= {"look_error": None, "backlog": {"generations": 40.0}}
+    status["service"]["state_dir"] = "/of/another"
+    assert line(*enough).startswith("MEMWAL OK"), "a default state folder is that of the user who asks"
+    file.write_text(f"state_dir: {tmp_path}\ntables: [{{uri: /a}}, {{uri: /b}}]\n")
+    another = "the service at that address runs another configuration (its state_dir is /of/another)"
+    assert line(*enough) == f"MEMWAL CRITICAL - {another}\n"
+    status["service"]["state_dir"] = str(tmp_path)
+    assert line(*enough).startswith("MEMWAL OK")
     config["error"] = "http: takes effect at a restart only; the rest is in effect"
     assert line(*enough).endswith(
         "not applied, or only in part: http: takes effect at a restart only; the rest is in effect"
