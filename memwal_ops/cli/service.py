@@ -94,7 +94,7 @@ _EXAMPLES = """
 def service() -> None:
     """Act on the service of a configuration while it runs, by a token of http.token_file that may operate.
 
-    Without --table: on all of its tables; without --job: on all jobs of the table. docs/http.md has the tokens.
+    retry, pause, resume: without --table on all tables, without --job on all jobs of one. docs/http.md has the tokens.
     """
 
 

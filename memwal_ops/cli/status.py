@@ -45,28 +45,18 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
         names = {name for name, job in map(findings.backlog_job, logged) if job is not None} or {"merge"}
         job = names.pop() if len(names) == 1 else "job"
         last = (f"last {job}", f"{job} due")
-        parts.append(
-            text.grid((*_HEADINGS, *last), [_cells(table) for table in logged], words=("table", "state", *last))
-        )
+        parts.append(text.grid((*_HEADINGS, *last), [*map(_cells, logged)], words=("table", "state", *last)))
     if len(logged) < len(tables):
         parts.append(_without_log([table for table in tables if not _has_log(table)]))
-    rows = [row for table in tables for row in _job_rows(table, in_full=in_full)]
-    if rows:
+    if rows := [row for table in tables for row in _job_rows(table, in_full=in_full)]:
         parts.append(text.grid(_JOB_HEADINGS, rows, words=_JOB_LEFT))
     if in_full and (lines := [line for table in tables for line in _next_runs(table, several=len(tables) > 1)]):
         parts.append("\n".join(lines))
-    leases = [row for table in tables for row in _lease_rows(table)]
-    if leases:
+    if leases := [row for table in tables for row in _lease_rows(table)]:
         parts.append(text.grid(_LEASE_HEADINGS, leases, words=_LEASE_HEADINGS))
-    wrong: list[tuple[Mapping[str, Any] | None, Mapping[str, Any]]] = [
-        *((None, finding) for finding in document["findings"])
-    ]
-    wrong += [
-        (table, finding)
-        for table in tables
-        for finding in table["findings"]
-        if finding["level"] != findings.WORDS[findings.UNKNOWN]
-    ]
+    wrong: list[tuple[Mapping[str, Any] | None, Mapping[str, Any]]] = [(None, fault) for fault in document["findings"]]
+    unknown = findings.WORDS[findings.UNKNOWN]
+    wrong += [(table, fault) for table in tables for fault in table["findings"] if fault["level"] != unknown]
     wrong.sort(key=lambda pair: -findings.severity(findings.level_of_finding(pair[1])))
     parts += [_problem(table, finding) for table, finding in wrong]
     return "\n\n".join([*parts, _closing(document)])
@@ -90,6 +80,7 @@ def _head(document: Mapping[str, Any]) -> str:
     else:
         word = "stopping" if service["stopping"] else "runs" if service["ready"] else "is not ready yet"
         lines = [f"Service: {word} as {service['holder']}, since {service['started'][:19].replace('T', ' ')} UTC."]
+        lines += _pause_lines(service, document["tables"])
         lines += _event_lines(service.get("events"), document["tables"])
         lines += budget_lines(service.get("budget"), document["tables"])
     if document["history_error"] is not None:
@@ -114,6 +105,15 @@ def budget_lines(budget: Mapping[str, Any] | None, tables: Sequence[Mapping[str,
     if budget["used"][limit] < budget["limits"][limit] and waiting:
         return [*shown, f"The next run would pass the budget of the fleet ({limit}){until}; it defers {jobs}."]
     return [*shown, f"The budget of the fleet is used up ({limit}){until}; it defers {jobs}."]
+
+
+def _pause_lines(service: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What is paused: nothing is due there, and nothing else shows it."""
+    places = [("all tables", service), *((table["name"], table) for table in tables)]
+    places += [(f"{table['name']} {name}", job) for table in tables for name, job in table["jobs"].items()]
+    for place, pause in ((place, document["paused"]) for place, document in places if document.get("paused")):
+        until = "it is resumed" if pause["until"] is None else f"{pause['until'][:16].replace('T', ' ')} UTC"
+        yield f"Paused: {place}, by {pause['by']}, until {until}{': ' if pause['reason'] else ''}{pause['reason']}."
 
 
 def _event_lines(events: Mapping[str, Any] | None, tables: Sequence[Mapping[str, Any]]) -> list[str]:

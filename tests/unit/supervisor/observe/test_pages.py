@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memwal_ops.cli.check import table_faults
-from memwal_ops.cli.status import describe
+from memwal_ops.cli.status import _head, describe
 from memwal_ops.core.figures import backlog_of
 from memwal_ops.pages.charts import value_ticks
 from memwal_ops.pages.rendering import amount_text
@@ -103,6 +103,20 @@ def test_whether_events_come_and_what_is_wrong_with_them() -> None:
         assert says in page, says
         assert 'href="/runbooks/no-events.md"' in page
         assert (said in page) == ("error" not in change)
+
+
+def test_what_is_paused_is_in_the_head_of_the_status() -> None:
+    """Nothing is due there, so that nothing else of the status shows it."""
+    end, reason = "2026-11-29T10:30:06+00:00", "a move"
+    pause = {"until": end, "reason": reason, "by": "anna", "since": end}
+    orders = table("orders", jobs={"merge": job(paused={**pause, "until": None, "reason": ""})}, paused=pause)
+    document = {**NOTHING, "service": {**status([])["service"], "paused": pause}, "tables": [orders]}
+    document |= {"discovery_faults": [], "history_error": None}
+    shown = " ".join(_head(document).split())
+    assert "Paused: all tables, by anna, until 2026-11-29 10:30 UTC: a move." in shown
+    assert "Paused: orders, by anna, until 2026-11-29 10:30 UTC: a move." in shown
+    assert "Paused: orders merge, by anna, until it is resumed." in shown
+    assert "Paused" not in _head({**NOTHING, **document, "service": status([])["service"], "tables": []})
 
 
 def test_the_budget_and_its_chart() -> None:
