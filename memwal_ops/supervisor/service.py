@@ -62,7 +62,7 @@ _STEP_SECONDS = 0.5
 _STALLED_SECONDS = 30.0
 _MAX_RUNS_SHOWN = 10_000
 _STATUS_INTERVAL_SECONDS = 5.0
-_CLOSE_TIMEOUT_SECONDS = 5.0
+_CLOSE_TIMEOUT_SECONDS, _POLL_END_SECONDS = 5.0, 1.0
 # After that time the service reports that it is ready; tables that are not discovered yet are added later.
 _DISCOVERY_SECONDS = 15.0
 _PRUNE = timedelta(hours=1)
@@ -302,14 +302,11 @@ class Service:
             if number is signal.SIGHUP:
                 self._reload()
             elif self._stop_began is None:
-                self._begin_stopping(number)
+                self._stop(number.name)
             else:
                 self._log.warning("stopping_at_once", signal=number.name)
                 self._stop_began = float("-inf")
         self._notify_systemd()
-
-    def _begin_stopping(self, number: signal.Signals) -> None:
-        self._stop(number.name)
 
     def _refused(self, error: MemwalOpsError) -> None:
         """Stop, as this supervisor cannot be a member of the fleet; runs in flight finish their step."""
@@ -333,7 +330,8 @@ class Service:
         if self._stop_began is None:
             return False
         grace = self.scheduler.settings.config.stop_grace.total_seconds()
-        return not self.scheduler.in_flight or time.monotonic() - self._stop_began > grace
+        # A lease that is granted later expires by itself, or is given back by the next start.
+        return not self.scheduler.runs or time.monotonic() - self._stop_began > grace
 
     def _reload(self) -> None:
         if self._stop_began is not None:
@@ -500,7 +498,7 @@ class Service:
         return notify.Findings(tuple(findings), frozenset(unread))
 
     def _take_samples(self) -> None:
-        self.scheduler.write_polls()
+        self.scheduler.recorder.write_polls()
         try:
             budget = budget_sample(budget_status(self.scheduler), time.time())
             self._history.add_samples([*self._sampler.take(self.scheduler.tables.values()), *budget])
@@ -533,7 +531,8 @@ class Service:
         if every is not None and now - self._last_watchdog_sent >= every:
             self._last_watchdog_sent = now
             self._notifier.watchdog()
-        if self._ready and self._stop_began is None and now - self._last_status_sent >= _STATUS_INTERVAL_SECONDS:
+        wanted = self._ready and self._notifier.is_on and self._stop_began is None
+        if wanted and now - self._last_status_sent >= _STATUS_INTERVAL_SECONDS:
             self._last_status_sent = now
             self._notifier.status(self._status_line())
 
@@ -542,10 +541,10 @@ class Service:
         failing = sum(bool(entry.failures) for entry in self.scheduler.entries())
         unread = sum(state.polled is None and state.error is None for state in self.scheduler.tables.values())
         if unread:
-            return f"{not_read_text(unread, len(self.scheduler.tables))}, {self.scheduler.in_flight} jobs running"
+            return f"{not_read_text(unread, len(self.scheduler.tables))}, {len(self.scheduler.runs)} jobs running"
         bad = " The configuration file is invalid; the previous one is in effect." if self._config_error else ""
         return (
-            f"{len(self.scheduler.tables)} tables, {self.scheduler.in_flight} jobs running, "
+            f"{len(self.scheduler.tables)} tables, {len(self.scheduler.runs)} jobs running, "
             f"backlog {waiting}, {failing} jobs failing.{bad}"
         )
 
@@ -559,27 +558,31 @@ class Service:
         if at_once:
             pools.kill()
         else:
-            pools.close(_CLOSE_TIMEOUT_SECONDS)
-        ends = time.monotonic() + _CLOSE_TIMEOUT_SECONDS
+            pools.close(_CLOSE_TIMEOUT_SECONDS if self.scheduler.runs else _POLL_END_SECONDS)
+        ends = time.monotonic() + (0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)  # of all that follows, together
+
+        def left() -> float:
+            return max(0.0, ends - time.monotonic())
+
         self.scheduler.step(0.0)
-        while self.scheduler.in_flight and time.monotonic() < ends and not at_once:
+        while self.scheduler.runs and left():
             self.scheduler.step(0.1)
         self.scheduler.abandon()
-        self.scheduler.write_polls()
+        self.scheduler.recorder.write_polls()
         if self.scheduler.leases is not None:
-            self.scheduler.leases.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
+            self.scheduler.leases.close(left() / 2)
         if self._once and self._stop_began is None:
             self._notifications.step(wait=False)
-        self._notifications.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
+        self._notifications.close(left())
         if self._pushed is not None and not at_once:
             self._pushed.close()
-        self._heartbeat.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
+        self._heartbeat.close(left())
         if self._member is not None:
-            self._member.wait(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
+            self._member.wait(left())
         # Whatever reads the history ends before it is closed.
-        self._pages.overview.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
+        self._pages.overview.close(left())
         if self._http is not None:
-            self._http.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
+            self._http.close(left())
         if self._once:
             runs = self._history.runs(limit=_MAX_RUNS_SHOWN)
             began = self._started.isoformat(timespec="milliseconds")
