@@ -66,6 +66,7 @@ def member(name: str, **changes: Any) -> dict[str, Any]:
 def test_the_members_of_a_fleet_and_what_is_wrong_with_them() -> None:
     members = [member("a"), member("b", living=False), member("c", same_tables=False), member("d", tables=None)]
     members[2]["same_budget"] = False
+    members[3]["refused_use"] = "cpu of 1e+09, where the wall clock allows 1e+08 at most"
     shown = {"uri": "s3://b/ops/", "name": "a", "state": "unreachable", "error": "Refused.", "members": members}
     page = pages_of(status(fleet(20), fleet=shown)).tables().body.decode()
     assert "This service is the member a of the fleet at s3://b/ops/" in page
@@ -74,6 +75,8 @@ def test_the_members_of_a_fleet_and_what_is_wrong_with_them() -> None:
     assert "The member b ended without leaving" in page
     assert "The configuration of the member c names other tables" in page
     assert "The member c has another budget than this one" in page
+    assert "What the member d says that it used is left out of the budget: cpu of 1e+09, where the wall" in page
+    assert page.count("is left out of the budget") == 1
     assert "The member a " not in page
     assert 'href="/runbooks/split-membership.md"' in page
     text = describe({**NOTHING, "service": status([], fleet=shown)["service"]}, in_full=False)
