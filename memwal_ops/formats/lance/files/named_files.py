@@ -65,12 +65,25 @@ class Damage:
         folder: the folder of a dataset that has such files.
         why: the damage, as the end of a sentence that begins with the path.
         fix: what to do, if that is not what helps for all files of the folder.
+        of: what is wrong with all such files, if this is the first of several: ``3 data files are missing``.
     """
 
     path: str
     folder: str
     why: str
     fix: str = ""
+    of: str = ""
+
+    @property
+    def what(self) -> str:
+        """The damage, as the beginning of a sentence."""
+        how = "" if self.why == "is missing" else f", which {self.why}"
+        return f"{self.of}, the first is {self.path}{how}" if self.of else f"{self.path} {self.why}"
+
+    @property
+    def named(self) -> str:
+        """The path, as the subject of a sentence."""
+        return f"{self.path} (the first of {self.of.partition(' ')[0]})" if self.of else self.path
 
     @property
     def remedy(self) -> str:
@@ -81,7 +94,7 @@ class Damage:
     def error(self) -> errors.TableCorruptError:
         """The error of a job that needs the file."""
         kind = IndexCorruptError if self.folder == INDICES_FOLDER else errors.TableCorruptError
-        return kind(f"{self.path} {self.why}.", remedy=self.remedy)
+        return kind(f"{self.what}.", remedy=self.remedy)
 
 
 class _Entry(Protocol):

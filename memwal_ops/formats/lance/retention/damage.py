@@ -95,9 +95,11 @@ def name_damage(
         # The files of a version that was expired meanwhile are not damaged but deleted.
         if damage is None or newest.store.head(versions.version_path(newest.version, newest.naming)) is None:
             return error
+        if damage.folder == versions.DATA_FOLDER and (listed := newest_damage(newest)) is not None and listed.of:
+            damage = listed
     except errors.MemwalOpsError:
         return error
-    return replace(damage, why=f"{damage.why} ({error})".rstrip(".")).error
+    return type(damage.error)(f"{damage.what} ({error}).", remedy=damage.remedy)
 
 
 def _refused_reads(table: Table) -> Iterator[errors.StorageCredentialsError]:
@@ -366,8 +368,8 @@ class NewestFiles:
         readable = self._newest_without(frozenset(filter(None, map(versions.file_key, wrong))))
         kept = "" if readable is None else f" Version {readable} is the newest that does not need it."
         raise errors.TableCorruptError(
-            f"{damage.path} {damage.why}, and the newest version, {self._table.version}, needs it: nothing is deleted "
-            f"while the newest version is not complete.{kept}",
+            f"{damage.what}, and the newest version, {self._table.version}, needs {'them' if damage.of else 'it'}: "
+            f"nothing is deleted while the newest version is not complete.{kept}",
             remedy=f"{damage.remedy} Then run this again." if damage.folder == INDICES_FOLDER else _OF_ROWS,
         )
 
@@ -424,12 +426,19 @@ def _worst(table: Table, wrong: Mapping[str, str]) -> named_files.Damage | None:
     if not wrong:
         return None
     path = min(wrong, key=lambda path: (path.startswith(INDICES_FOLDER), path))
-    others = f" (and {len(wrong) - 1:,} more like it)" if len(wrong) > 1 else ""
-    folder = next(
-        (folder for folder in (*versions.BASE_FOLDERS, versions.VERSIONS_FOLDER) if f"/{folder}/" in f"/{path}"),
-        versions.DATA_FOLDER,
-    )
-    return named_files.Damage(path, folder, f"{wrong[path]}{others}", _rebuild_of(table, path))
+    nouns = {_NOUNS.get(_folder_of(name), "") for name in wrong}
+    noun = f"{nouns.pop() if len(nouns) == 1 else ''} files".lstrip()
+    state = "missing" if {*wrong.values()} == {"is missing"} else "missing or damaged"
+    several = f"{len(wrong):,} {noun} are {state}" if len(wrong) > 1 else ""
+    return named_files.Damage(path, _folder_of(path), wrong[path], _rebuild_of(table, path), several)
+
+
+_NOUNS = {versions.DATA_FOLDER: "data", versions.DELETIONS_FOLDER: "deletion", INDICES_FOLDER: "index"}
+
+
+def _folder_of(path: str) -> str:
+    folders = (folder for folder in (*versions.BASE_FOLDERS, versions.VERSIONS_FOLDER) if f"/{folder}/" in f"/{path}")
+    return next(folders, versions.DATA_FOLDER)
 
 
 def wrong_at_base_paths(table: Table) -> dict[str, str]:
@@ -534,7 +543,7 @@ def missing_of_version(table: Table, version: int) -> str | None:
     """
     if version == table.version:
         damage = newest_damage(table)
-        return None if damage is None or damage.folder == INDICES_FOLDER else damage.path
+        return None if damage is None or damage.folder == INDICES_FOLDER else damage.named
     path = versions.version_path(version, table.naming)
     try:
         decoded = versions.decode_named(path, table.store.get(path))

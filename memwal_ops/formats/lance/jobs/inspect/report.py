@@ -364,7 +364,8 @@ def _problems(inspection: TableInspection) -> list[str]:
         if region.fault is not None and not region.is_left_over:
             lines += ["", region.fault.describe("PROBLEM in")]
     if (newest := inspection.versions.newest) is not None:
-        lines += ["", paragraph(f"PROBLEM: {newest.path} {newest.why}, and the newest version needs it.")]
+        needed = "them" if newest.of else "it"
+        lines += ["", paragraph(f"PROBLEM: {newest.what}, and the newest version needs {needed}.")]
         lines.append(paragraph(f"What to do: {newest.remedy} (runbooks/errors/09-table_corrupt.md)", indent="    "))
     return lines
 
