@@ -18,6 +18,7 @@ from memwal_ops.storage.api import Store
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.records import decode_record, encode_record
+from memwal_ops.supervisor.membership.records import MemberRecord, MemberRecords
 from memwal_ops.supervisor.state.history import History
 
 if TYPE_CHECKING:
@@ -116,6 +117,19 @@ def test_the_record_of_a_repair(store: Store) -> None:
     change(store, path, format=2)
     with pytest.raises(UnsupportedFeatureError, match=LATER):
         quarantine.read_record(store, kept.id)
+
+
+def test_a_member_of_a_later_release_lives_and_only_its_figures_are_unknown(store: Store) -> None:
+    written = MemberRecord("p", "instance", "h", "2", "now", 7, 9, "", {"used": 1})
+    records = MemberRecords(store, "later")
+    records.begin(records.listed())
+    records.beat(written)
+    path = f"members/later/{1:020}.json"
+    change(store, path, more=[1])
+    assert MemberRecords(store, "this").read("later", 1) == written
+    change(store, path, format=2)
+    assert MemberRecords(store, "this").read("later", 1) is None
+    assert MemberRecords(store, "this").listed().newest == {"later": 1}
 
 
 def test_a_training_is_only_a_hint(store: Store) -> None:
