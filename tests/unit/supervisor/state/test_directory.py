@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memwal_ops.places import default_state_dir
 from memwal_ops.supervisor.http.acting import Audit
 from memwal_ops.supervisor.state.directory import StateDir
 from memwal_ops.supervisor.state.history import History
@@ -45,3 +46,15 @@ def test_the_folder_is_private(tmp_path: Path, umask: int) -> None:
         os.umask(before)
     modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("new", "earlier", "elsewhere", "home")}
     assert modes == {"new": 0o700, "earlier": 0o700, "elsewhere": 0o700, "home": 0o755}
+
+
+def test_commands_in_a_shell_find_the_state_folder_of_the_unit(tmp_path: Path) -> None:
+    """systemd gives STATE_DIRECTORY to the service alone: status, history, cost and plan have to find it without."""
+    unit, home = tmp_path / "unit", tmp_path / "home/memwal-ops"
+    shell = {"XDG_STATE_HOME": str(home.parent)}
+    assert default_state_dir(shell, str(unit)) == str(home), "there is none: it is made in the user's home"
+    unit.mkdir()
+    assert default_state_dir(shell, str(unit)) == str(unit)
+    assert default_state_dir({**shell, "STATE_DIRECTORY": "/given:/more"}, str(unit)) == "/given"
+    home.mkdir(parents=True)
+    assert default_state_dir(shell, str(unit)) == str(home), "the user has a service of their own"
