@@ -45,8 +45,7 @@ class Figures:
 
     def name_of(self, role: job.Role) -> str | None:
         """The name of the metric of a role; None if there is none."""
-        declared = self.metrics.items()
-        return next((name for name, metric in declared if metric.role == role and name in self.values), None)
+        return next((name for name in _declared(self.format, self.kind)[1].get(role, ()) if name in self.values), None)
 
     def noun_of(self, role: job.Role) -> str:
         """What the metric of a role counts, in the plural: ``generations``, ``regions`` of ``blocked_regions``.
@@ -59,12 +58,7 @@ class Figures:
     @property
     def metrics(self) -> Mapping[str, job.MetricSpec]:
         """The metrics of the format by name."""
-        if self.format is not None:
-            return _declared(self.format, self.kind)
-        every: dict[str, job.MetricSpec] = {}
-        for name in formats():
-            every = {**_declared(name, self.kind), **every}
-        return every
+        return _declared(self.format, self.kind)[0]
 
 
 def backlog_of(table: Mapping[str, Any]) -> Figures:
@@ -78,17 +72,25 @@ def shared_noun(tables: Iterable[Mapping[str, Any]], role: job.Role) -> str:
     return nouns.pop() if len(nouns) == 1 else "parts"
 
 
-def _declared(format_name: str, kind: str) -> Mapping[str, job.MetricSpec]:
-    """The metrics of a format by name; made once for the specs that are registered."""
-    specs = job_specs(format_name)
+_Declared = tuple[Mapping[str, job.MetricSpec], Mapping[job.Role | None, list[str]]]
+
+
+def _declared(format_name: str | None, kind: str) -> _Declared:
+    """The metrics of a format by name, and their names by role; made once for the specs that are registered."""
+    names = formats() if format_name is None else (format_name,)
+    specs = [job_specs(name) for name in names]
     known = _KNOWN.get((format_name, kind))
-    if known is None or known[0] is not specs:
-        declared = {name: metric for _, name, metric in _metrics_of_format(format_name, kind)}
-        known = _KNOWN[format_name, kind] = (specs, declared)
+    if known is None or [*map(id, known[0])] != [*map(id, specs)]:
+        declared: dict[str, job.MetricSpec] = {}
+        for format_ in names:
+            declared = {name: metric for _, name, metric in _metrics_of_format(format_, kind)} | declared
+        roles = {metric.role for metric in declared.values()}
+        by_role = {role: [name for name, metric in declared.items() if metric.role == role] for role in roles}
+        known = _KNOWN[format_name, kind] = (specs, (declared, by_role))
     return known[1]
 
 
-_KNOWN: dict[tuple[str, str], tuple[Mapping[str, job.JobSpec], Mapping[str, job.MetricSpec]]] = {}
+_KNOWN: dict[tuple[str | None, str], tuple[list[Mapping[str, job.JobSpec]], _Declared]] = {}
 
 
 def jobs_of(role: job.Role, kind: str = "backlog") -> tuple[str, ...]:

@@ -265,7 +265,7 @@ class JobSpec:
         module: Any = importlib.import_module(module_name)
         return module if not attribute else getattr(module, attribute)  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def backlog_metrics(self) -> Mapping[str, MetricSpec]:
         """The metrics that are read by polling."""
         return {name: metric for name, metric in self.metrics.items() if metric.kind == "backlog"}

@@ -136,6 +136,7 @@ class TableSettings:
     weight: float = 1.0
     objectives: Mapping[Objective, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    idle_poll_given: bool = False
 
     @property
     def jobs(self) -> Mapping[str, JobSettings]:

@@ -206,6 +206,7 @@ class Resolver:
             storage_options=RedactedOptions(options),
             poll=entry.poll or defaults.poll,
             idle_poll=self._idle_poll(place, entry),
+            idle_poll_given=(entry.idle_poll or defaults.idle_poll) is not None,
             expect_writes_within=entry.expect_writes_within or defaults.expect_writes_within,
             format=format_name,
             by_format={

@@ -85,6 +85,7 @@ class SystemdNotifier:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
         self._address = environ.get("NOTIFY_SOCKET", "")
+        self.is_on = self._address.startswith(("/", "@"))
         mine = environ.get("WATCHDOG_PID") in {None, str(os.getpid())}
         usec = environ.get("WATCHDOG_USEC", "")
         self.watchdog_seconds = int(usec) / 2e6 if usec.isdigit() and mine else None
@@ -111,7 +112,7 @@ class SystemdNotifier:
         self._send("WATCHDOG=1")
 
     def _send(self, *lines: str) -> None:
-        if not self._address.startswith(("/", "@")):
+        if not self.is_on:
             return
         address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
         text = "\n".join(printable(line.replace("\n", " ")) for line in lines)

@@ -130,12 +130,10 @@ class _Numbers(dict[float, str]):
 
 
 def _safe(text: str) -> str:
-    return text if text.isprintable() else "".join(map(_safe_character, text))
-
-
-def _safe_character(character: str) -> str:
+    if text.isprintable():
+        return text
     # The backslash is an escape of the format itself.
-    return character if character.isprintable() else printable(character).replace("\\", "\\\\")
+    return "".join(one if one.isprintable() else printable(one).replace("\\", "\\\\") for one in text)
 
 
 _INTERVAL_MILLISECONDS, _MIN_MILLISECONDS = 60_000, 100

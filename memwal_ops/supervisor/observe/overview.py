@@ -25,6 +25,8 @@ _CHUNK = 100
 # A job becomes late without any event; the shortest time after which it is late is three minutes.
 _VALID_SECONDS = 120.0
 _STALE_SECONDS, _IDLE_SECONDS = 5.0, 60.0
+# While no page is asked for, refreshing takes half a hundredth of a core.
+_IDLE_FACTOR = 200.0
 
 
 class Tables(Protocol):
@@ -145,7 +147,7 @@ class Overview:
         self._thread = threading.Thread(target=self._keep_fresh, name="overview", daemon=True)
 
     def start(self) -> None:
-        """Refresh the rows on a thread: at once when a page was asked for, else once a minute."""
+        """Refresh the rows on a thread: at once when a page was asked for, else once a minute, or less often."""
         self._thread.start()
 
     def close(self, seconds: float) -> None:
@@ -189,12 +191,15 @@ class Overview:
 
     def _keep_fresh(self) -> None:
         self._tables.read_costs()
+        took = 0.0
         while not self._closing:
-            self._asked.wait(_IDLE_SECONDS)
+            self._asked.wait(max(_IDLE_SECONDS, took * _IDLE_FACTOR))
             self._asked.clear()
             if not self._closing:
+                began = time.thread_time()
                 self._tables.read_costs()
                 self.refresh()
+                took = time.thread_time() - began
 
     def _made(self, stamps: Mapping[str, object]) -> list[Row]:
         names, made = [*stamps], []

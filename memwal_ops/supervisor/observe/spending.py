@@ -137,7 +137,7 @@ def ledger_document(
         for sums in (groups.setdefault("poll" if by == "job" else poll[by], Sums()), total, polled):
             sums.add_polls(poll, prices)
     for run in runs:
-        key = _day(run["started"]) if by == "day" else str(run[by])
+        key = f"{datetime.fromtimestamp(run['started'], UTC):%Y-%m-%d}" if by == "day" else str(run[by])
         groups.setdefault(key, Sums()).add(run, prices)
         total.add(run, prices)
         errors += _errors(run, prices)
@@ -168,10 +168,6 @@ def _errors(run: Mapping[str, Any], prices: Mapping[str, cost.Prices]) -> list[f
     if actual:
         return [cost.relative_error(float(expected["money"]), actual)]
     return [cost.relative_error(float(expected["seconds"]), max(0.001, run["finished"] - run["started"]))]
-
-
-def _day(started: float) -> str:
-    return f"{datetime.fromtimestamp(started, UTC):%Y-%m-%d}"
 
 
 WEEK = timedelta(days=7)

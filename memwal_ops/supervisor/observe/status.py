@@ -34,6 +34,7 @@ from memwal_ops.supervisor.events import EventListener
 from memwal_ops.supervisor.observe import status_document
 from memwal_ops.supervisor.observe.findings import NOT_READ, state_of
 from memwal_ops.supervisor.observe.spending import Spending
+from memwal_ops.supervisor.scheduling.backlogs import idle_seconds
 from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from memwal_ops.supervisor.scheduling.due import breaker_status
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
@@ -125,6 +126,7 @@ def _table(
         "looked_at": _iso(state.polled),
         "seconds_since_look": _since(state.polled, now),
         "look_error": state.error,
+        "idle_poll_seconds": idle_seconds(state, len(scheduler.tables)),
         "expect_writes_seconds": expected_seconds(state.table.settings),
         "labels": dict(state.table.settings.labels),
         "clock_skew_seconds": scheduler.skews.get(state.table.name),
@@ -377,6 +379,7 @@ class FleetStatus(RunReports):
             "looked_at": None if reading.figures is None else now.isoformat(timespec="milliseconds"),
             "seconds_since_look": None if reading.figures is None else 0.0,
             "look_error": None if reading.error is None else redact(str(reading.error)),
+            "idle_poll_seconds": None if in_service is None else in_service.get("idle_poll_seconds"),
             "expect_writes_seconds": expected_seconds(table.settings),
             "labels": dict(table.settings.labels),
             "error": None if reading.error is None else error_document(reading.error),

@@ -130,7 +130,7 @@ class TableStatus(TypedDict):
     ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
 
     ``answers``: how well its indexes answer, by the last ``verify --answers``: the entries of its report, with
-    ``asked_at`` and ``asked_version``. ``expect_writes_seconds`` and ``labels``: of the configuration.
+    ``asked_at`` and ``asked_version``. ``..._seconds`` and ``labels``: of the configuration.
     """
 
     name: str
@@ -142,6 +142,7 @@ class TableStatus(TypedDict):
     looked_at: str | None
     seconds_since_look: float | None
     look_error: str | None
+    idle_poll_seconds: float | None
     expect_writes_seconds: float | None
     labels: dict[str, str]
     clock_skew_seconds: float | None

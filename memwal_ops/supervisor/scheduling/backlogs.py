@@ -152,7 +152,8 @@ class PollResults:
             same = self._take_figures(state, result)
             if not unchanged:
                 state.reading = reading if good and (same or first) else None
-            idle = idle and same and _is_idle(state)
+            ages = any(state.figures.get(name) for name in watched_ages(state))
+            idle = idle and same and not ages and not state.backlog.amount("backlog")
             self._due.queue_triggered(state, reading.began)
             self._due.queue_asking(state)
             self._due.queue_retraining(state)
@@ -161,6 +162,8 @@ class PollResults:
         self._due.decide_scheduled(state, reading.began)
         if any(entry.state == QUEUED for entry in state.entries.values()):
             self._shared.touch(state.table.name)  # their worth may have changed, and whether they wait
+        if state.unchanged and not idle:
+            self._shared.awake.add(state.table.name)
         state.unchanged = state.unchanged + 1 if idle else 0
 
     def _take_outcome(self, state: TableState, result: Mapping[str, Any], began: float) -> None:
@@ -223,10 +226,6 @@ def _is_same(state: TableState, version: int | None, figures: Mapping[str, float
     )
 
 
-def _is_idle(state: TableState) -> bool:
-    return not state.backlog.amount("backlog") and not any(state.figures.get(name) for name in watched_ages(state))
-
-
 def watched_ages(state: TableState) -> set[str]:
     """The figures that grow by themselves, and that a trigger reads."""
     whens = [entry.settings.when for entry in state.entries.values()]
@@ -249,7 +248,9 @@ def _raise_to(figures: dict[str, float], kind: str | None, blocked: float) -> No
 _HISTORY_SECONDS = 60.0
 # After so many polls without a change, the time between two polls doubles with each. A timer fires again within
 # 1.2 times `poll`, its jitter included; the rest is a margin for a busy scheduler.
-_UNCHANGED_POLLS, _NEXT_TIMER_FACTOR = 10, 1.5
+_UNCHANGED_POLLS, _NEXT_TIMER_FACTOR = 10, 0.5
+# Where no `idle_poll` is given: of 10,000 idle tables, some 17 are polled in a second, in 4 % of a core.
+_SECONDS_PER_TABLE, _MAX_IDLE_SECONDS = 0.06, 600.0
 # For at most this long, the figures of a table with an unchanged fingerprint are reused; then all are read again. The
 # fingerprint does not show each write to a log: shorter where the time since the last one matters.
 _READ_AGAIN_SECONDS, _UNFLUSHED_SECONDS, _EXPECTED_PART = 3600.0, 900.0, 4
@@ -315,19 +316,20 @@ class BacklogPolling:
             state.poll_due = self._shared.clock.now()
             self._store_of(state).waiting[table] = None
 
-    def may_skip(self, table: str) -> bool:
-        """Whether a table may skip this poll: the next timer is still within ``idle_poll``.
+    def skips(self, table: str) -> int:
+        """How many polls of its timer a table may skip from this one on, so that the next is within ``idle_poll``.
 
         It has been idle long enough, or an event announces its next commit, and nothing else can make a job due.
         """
         state = self._shared.tables.get(table)
         if state is None or any(entry.failures for entry in state.entries.values()):
-            return False
-        poll, longest = (span.total_seconds() for span in (state.table.settings.poll, state.table.settings.idle_poll))
+            return 0
+        poll, longest = state.table.settings.poll.total_seconds(), idle_seconds(state, len(self._shared.tables))
         wait = min(poll * 2.0 ** min(max(state.unchanged - _UNCHANGED_POLLS, 0), 30), longest)
         if self.announced.covers(table) and _waits_for_commit(state):
             wait = longest
-        return self._shared.clock.monotonic() - state.poll_began + _NEXT_TIMER_FACTOR * poll <= wait
+        passed = self._shared.clock.monotonic() - state.poll_began
+        return max(0, int((wait - passed) / poll - _NEXT_TIMER_FACTOR)) if passed < wait else 0
 
     def request_history(self, table: str) -> None:
         """Request a poll that reads the table's recent history, too; at most one in a minute."""
@@ -397,6 +399,7 @@ class BacklogPolling:
             store.answered, store.hangs = now, False
         else:
             store.hangs = not store.local and now - reading.began > _SLOW_SECONDS
+        self._shared.pools.spare = int(any(other.hangs for other in self._stores.values()))
         if result.get("used"):
             self._shared.recorder.add_poll(state.table.name, result["used"])
         recorded = {name: LastRun.from_json(last) for name, last in result.get("recorded", {}).items()}
@@ -463,6 +466,13 @@ class BacklogPolling:
         same = (jobs, options) == (reading.jobs, reading.options)
         fresh = not running and age < _reuse_seconds(state) and not state.history_wanted and same
         return reading.fingerprint if fresh else ""
+
+
+def idle_seconds(state: TableState, tables: int) -> float:
+    """The longest time between two polls of an idle table, one of so many."""
+    settings, longest = state.table.settings, state.table.settings.idle_poll.total_seconds()
+    many = 0.0 if settings.idle_poll_given else min(_SECONDS_PER_TABLE * tables, _MAX_IDLE_SECONDS)
+    return max(longest, many)
 
 
 def _reuse_seconds(state: TableState) -> float:

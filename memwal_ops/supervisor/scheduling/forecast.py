@@ -480,7 +480,7 @@ class _Simulation:
         state, played = self.scheduler.tables[name], self._tables[name]
         if not played.quiet or state.scheduled or state.poll_again or state.polling or state.poll_due is not None:
             return False
-        if not self.scheduler.may_skip_poll(name):
+        if not self.scheduler.polls_to_skip(name):
             state.poll_began, state.polled = self._clock.monotonic(), self._clock.now()
             state.unchanged += 1
         return True

@@ -247,12 +247,10 @@ class Scheduler(SharedState):
     def step(self, seconds: float) -> None:
         """Wait for events for at most ``seconds``, handle them, then check the running jobs and start what is due."""
         self._loop.handle(seconds)
-        self._loop.call(self._check_runs)
+        in_flight = [*self._polling.in_flight, *self.errands.in_flight]
+        self._loop.call(lambda: self._watchdog.check([*self.runs.values()], in_flight))
         if not self.stopping:
             self._loop.call(self._dispatch)
-
-    def _check_runs(self) -> None:
-        self._watchdog.check([*self.runs.values()], [*self._polling.in_flight, *self.errands.in_flight])
 
     def _dispatch(self) -> None:
         self.errands.begin(self.pools.free)
@@ -262,6 +260,7 @@ class Scheduler(SharedState):
     def set_settings(self, settings: Settings) -> None:
         """Apply a new configuration; :meth:`set_tables` applies its tables."""
         self.settings = settings
+        self.awake |= self.tables.keys()
         self.ranking.configure(settings, self.clock.now())
         self.touch()
         self.pools.configure(dict(settings.config.pools))
@@ -318,7 +317,7 @@ class Scheduler(SharedState):
 
     def poll(self, table: str, *, timed: bool = False) -> None:
         """Request a poll of a table's backlog; by its timer (``timed``), an idle table skips some."""
-        if not self.stopping and not (timed and self._polling.may_skip(table)):
+        if not self.stopping and not (timed and self._polling.skips(table)):
             self._polling.request(table)
 
     def on_events(self, tables: Iterable[str]) -> None:
@@ -367,13 +366,9 @@ class Scheduler(SharedState):
         entry.run.started -= timedelta(seconds=seconds)
         return entry.run
 
-    def may_skip_poll(self, table: str) -> bool:
-        """Return whether a poll by the timer of an idle table is left out."""
-        return self._polling.may_skip(table)
-
-    def write_polls(self) -> None:
-        """Write what polls used since the last time."""
-        self.recorder.write_polls()
+    def polls_to_skip(self, table: str) -> int:
+        """Return how many polls by the timer of an idle table are left out from now on."""
+        return self._polling.skips(table)
 
     def stop(self) -> None:
         """Start nothing more; let each run finish its current step."""

@@ -31,6 +31,7 @@ class SharedState:
         leases: the lease client; None if leases are disabled.
         once: run what is due once: no retries, no repeated polls.
         changed: a job may have become able to start since the last dispatch.
+        awake: the tables that were idle, and are polled every ``poll`` again.
         touched: the tables of whose queued jobs that may be true, or whose turn may have changed; None: all.
         runs: the jobs that run, by the number of their request.
         skews: this clock minus the store's, by table.
@@ -51,6 +52,7 @@ class SharedState:
     stopping: bool = False
     changed: bool = True
     touched: set[str] | None = None
+    awake: set[str] = field(default_factory=set)
     leasing: dict[tuple[str, str], TableJob] = field(default_factory=dict)
     tables: dict[str, TableState] = field(default_factory=dict)
     runs: dict[int, TableJob] = field(default_factory=dict)

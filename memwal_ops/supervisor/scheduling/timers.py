@@ -86,12 +86,18 @@ class Timers:
     def fire(self) -> None:
         """Fire what is due. Several times that were missed are one; one that is later than the grace is skipped."""
         now = self._scheduler.clock.now()
+        while self._scheduler.awake:
+            key: Key = ("poll", self._scheduler.awake.pop())
+            if (timer := self._timers.get(key)) is not None and timer.due > (soon := timer.after(now)):
+                self.move(key, soon)
         while self.running and (due := self.next_time()) is not None and due <= now:
             _, key = heapq.heappop(self._queue)
             timer = self._timers[key]
             late = now - self._advance(key, timer, now)
             if late > self._grace:
                 self._log.warning("timer_missed", timer=" ".join(key), seconds=round(late.total_seconds(), 1))
+            elif key[0] == "poll" and (skips := self._scheduler.polls_to_skip(key[1])):
+                self.move(key, timer.due + (skips - 1) * (timer.after(now) - now))
             else:
                 self._fire(key)
 

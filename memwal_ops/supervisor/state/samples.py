@@ -30,7 +30,8 @@ class Sampler:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._taken: dict[str, tuple[float, dict[str, float]]] = {}
+        # When, by role, and the figures of the last poll that were the same.
+        self._taken: dict[str, tuple[float, dict[str, float], Mapping[str, float] | None]] = {}
 
     def take(self, states: Iterable[TableState]) -> list[Sample]:
         """Return the samples that are due now; the last figures come once more before they change after a long time."""
@@ -40,18 +41,22 @@ class Sampler:
         known, self._taken = self._taken, {}
         for state in states:
             name, before = state.table.name, known.get(state.table.name)
-            figures = figures_by_role(state)
             since = None if before is None else now - before[0]
-            due = since is None or since >= (_UNCHANGED_SECONDS if before and _same(before[1], figures) else every)
+            if before and now - before[0] < (_UNCHANGED_SECONDS if before[2] is state.figures else every):
+                self._taken[name] = before
+                continue
+            figures = figures_by_role(state)
+            same = before is not None and _same(before[1], figures)
+            due = since is None or since >= (_UNCHANGED_SECONDS if same else every)
             if state.polled is None or not figures or not due:
                 if before is not None:
-                    self._taken[name] = before
+                    self._taken[name] = (*before[:2], state.figures if same else None)
                 continue
             when = int(state.polled.timestamp())
             if before is not None and since is not None and since > 2 * every and not _same(before[1], figures):
                 samples.append((name, when - int(every), before[1]))
             samples.append((name, when, figures))
-            self._taken[name] = (now, figures)
+            self._taken[name] = (now, figures, state.figures)
         return samples
 
 

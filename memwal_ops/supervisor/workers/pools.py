@@ -154,6 +154,8 @@ class Pools:
         self._limits: dict[str, PoolConfig] = {}
         self._foreign: set[WorkerProcess] = set()
         self.recycled = 0
+        # Idle ones beside a pool's: while a store hangs, a process would start for each of its polls.
+        self.spare = 0
         self.log_level = "INFO"
 
     def configure(self, limits: Mapping[str, PoolConfig]) -> None:
@@ -196,12 +198,11 @@ class Pools:
         """
         worker.request, worker.aside = None, False
         limit = self._limits[worker.pool]
-        resident = worker.resident_bytes()
-        heavy = limit.memory is not None and resident is not None and resident > limit.memory / 2
+        heavy = limit.memory is not None and (worker.resident_bytes() or 0) > limit.memory / 2
         # Of the idle ones. On a busy machine, first polls are set aside while their processes start: were one that has
         # started to end because others work, every request would wait for another start.
         idle = sum(other.request is None and not other.quitting for other in self._workers_of(worker.pool))
-        too_many = idle > limit.workers
+        too_many = idle > limit.workers + self.spare
         if worker.runs >= limit.max_runs or heavy or too_many or worker in self._foreign:
             self.recycled += 1
             worker.quit()

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ class Result:
 
 def encode(message: Any) -> bytes:
     """Return a message as one line of JSON."""
-    document = message if isinstance(message, dict) else asdict(message)
+    document = message if isinstance(message, dict) else {name: getattr(message, name) for name in message.__slots__}
     return json.dumps(document, default=str).encode() + b"\n"
 
 
@@ -173,6 +173,10 @@ def become_subreaper() -> None:
 def children() -> set[int]:
     """Return the process ids of all direct children, including zombies."""
     pids: set[int] = set()
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # there is none: no need to ask each thread
+        return pids
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # a thread that has ended meanwhile
             pids |= {int(word) for word in path.read_text(encoding="ascii").split()}

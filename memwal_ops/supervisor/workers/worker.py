@@ -79,7 +79,8 @@ class Worker:
             self._current, self._doing = request["id"], None
             self._lines = _MAX_LINES if request["do"] == "run" else 0
             logging_setup.LastOpened.note("")
-            self._send({"type": "began", "id": request["id"]})
+            if request["do"] == "run":
+                self._send({"type": "began", "id": request["id"]})
             structlog.contextvars.bind_contextvars(job=request.get("job", request["do"]), table=request["uri"])
             try:
                 _check_release()

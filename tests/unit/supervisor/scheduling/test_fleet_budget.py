@@ -203,7 +203,7 @@ def test_polls_are_counted_by_table(tmp_path: Path) -> None:
         answer = Result(request.id, "succeeded", figures={}, version=3, used=used(0.25))
         stage.scheduler.on_message(worker, vars_of(answer))  # type: ignore[arg-type]  # of the stage
         stage.turn()
-        stage.scheduler.write_polls()
+        stage.scheduler.recorder.write_polls()
     (found,) = stage.history.polls(START)
     assert (found["table"], found["polls"], found["used"]["cpu_seconds"]) == ("a", 3, 0.75)
     assert found["used"]["requests"]["get"] == 30

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from memwal_ops.supervisor.scheduling.backlogs import idle_seconds
+from memwal_ops.supervisor.scheduling.timers import Timers
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import Stage, vars_of
 
@@ -20,7 +23,7 @@ TEXT = (
 
 
 class Polled:
-    """A table, polled by a timer as the service's: every 30 s, a fifth sooner or later."""
+    """A table, polled by a timer of the service: every 30 s, up to a fifth later."""
 
     def __init__(self, folder: Path, text: str = TEXT) -> None:
         self.stage = Stage(folder, text)
@@ -29,14 +32,20 @@ class Polled:
         self.fails = False
         self.fingerprint: str | None = None
         self.asked: list[str | None] = []
-        self._timer = random.Random(1)
+        self._timers = Timers(self.stage.scheduler, timedelta(hours=1), random.Random(1))
+        self._timers.start()
+        self._timers.sync()
+        for key in [key for key in self._timers._timers if key[0] == "run"]:
+            del self._timers._timers[key]
+        for state in self.stage.scheduler.tables.values():
+            state.scheduled.clear()
         self._answered: set[int] = set()
 
     def run(self, seconds: float) -> list[float]:
         """When the table was polled in that time."""
         times, end = [], self.stage.clock.seconds + seconds
         while self.stage.clock.seconds < end:
-            self.stage.scheduler.poll("a", timed=True)
+            self._timers.fire()
             self.stage.turn()
             for worker, request in [*self.stage.pools.given]:
                 if isinstance(request, PollRequest) and request.id not in self._answered:
@@ -59,7 +68,9 @@ class Polled:
                         }
                     self.stage.scheduler.on_message(worker, found)  # type: ignore[arg-type]
                     self.stage.turn()
-            self.stage.turn(self._timer.uniform(0.8, 1.2) * POLL)
+            due = self._timers.next_time()
+            assert due is not None
+            self.stage.turn(max(0.1, (due - self.stage.clock.now()).total_seconds()))
         return times
 
 
@@ -114,6 +125,17 @@ def test_the_same_bound_as_poll_skips_nothing(tmp_path: Path) -> None:
     polled = Polled(tmp_path, TEXT.replace("idle_poll: 10m", "idle_poll: 30s"))
     polled.run(60 * MINUTES)
     assert max(gaps(polled.run(60 * MINUTES))) <= 1.2 * POLL
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_of_many_tables_each_is_polled_less_often_unless_told(tmp_path: Path, given: bool) -> None:
+    """10,000 idle tables cost a bounded part of a core; a write is seen within ten minutes all the same."""
+    polled = Polled(tmp_path, TEXT if given else TEXT.replace("idle_poll: 10m", "idle_poll: 2m"))
+    (state,) = polled.stage.scheduler.tables.values()
+    assert idle_seconds(state, 1) == idle_seconds(state, 10_000) == (IDLE if given else 120)
+    default = Polled(tmp_path, TEXT.replace("idle_poll: 10m, ", ""))
+    (state,) = default.stage.scheduler.tables.values()
+    assert [idle_seconds(state, tables) for tables in (1, 5_000, 8_000, 10_000, 10**6)] == [300, 300, 480, 600, 600]
 
 
 def test_what_somebody_asks_for_is_not_skipped(tmp_path: Path) -> None:

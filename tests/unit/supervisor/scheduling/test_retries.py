@@ -157,6 +157,6 @@ def test_a_success_of_another_supervisor_ends_the_backoff(stage: Stage) -> None:
 def test_a_failing_table_is_polled_at_each_poll(stage: Stage) -> None:
     for _ in range(15):
         stage.see("a", generations=0)
-    assert stage.scheduler._polling.may_skip("a")
+    assert stage.scheduler._polling.skips("a")
     fail(stage, 1)
-    assert not stage.scheduler._polling.may_skip("a")
+    assert not stage.scheduler._polling.skips("a")
