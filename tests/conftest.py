@@ -34,8 +34,17 @@ atexit.register(gc.unfreeze)
 # Every test tries its store: nothing is remembered, here or in processes that tests start, unless a test says where.
 os.environ["MEMWAL_OPS_CACHE"] = ""
 
+# Tests write many small files. In memory, where it has room and may hold programs, they take a fifth less processor
+# time, and wait for no disk. A TMPDIR wins.
+_MEMORY = "/dev/shm"
+if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK):
+    _room = os.statvfs(_MEMORY)
+    if _room.f_bavail * _room.f_frsize > 6 << 30 and not _room.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
+_FOLDER = os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
+
 # Runs by hand are recorded where a service of this user keeps its history: here, in a place of this process alone.
-_STATE = os.path.join(tempfile.gettempdir(), f"memwal-ops-tests-{os.getpid()}")
+_STATE = os.path.join(_FOLDER, f"memwal-ops-tests-{os.getpid()}")
 os.environ["XDG_STATE_HOME"] = _STATE
 atexit.register(shutil.rmtree, _STATE, ignore_errors=True)
 

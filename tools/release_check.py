@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,7 +62,9 @@ STEPS = (
         "figures", ("make", "figures", "AGAINST=release"), "no figure worse by more than 15 % than the last release's"
     ),
 )
-_ENVIRONMENT = {"stores": {"MEMWAL_OPS_REAL_STORES": "1"}}
+# On a disk, as users' tables are: other runs of the tests write to memory.
+_DISK = {"TMPDIR": tempfile.gettempdir()}
+_ENVIRONMENT = {"test": _DISK, "campaigns": _DISK, "stores": {"MEMWAL_OPS_REAL_STORES": "1"}}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -25,7 +26,7 @@ T = TypeVar("T", bound=Made)
 
 @cache
 def _template(make: Callable[..., Any], arguments: tuple[object, ...]) -> Any:
-    folder = tempfile.mkdtemp(prefix="memwal-ops-template-")
+    folder = tempfile.mkdtemp(prefix="memwal-ops-template-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return make(f"{folder}/t.lance", *arguments)
 
