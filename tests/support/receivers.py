@@ -48,7 +48,7 @@ def http_receiver() -> Iterator[Receiver]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         found.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         try:
             yield found
         finally:
@@ -71,7 +71,7 @@ def mail_receiver() -> Iterator[tuple[int, list[bytes]]]:
                 self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         try:
             yield server.server_address[1], mails
         finally:
@@ -93,7 +93,7 @@ def raw_server(*parts: bytes, pause: float = 0.0) -> Iterator[tuple[int, list[by
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         try:
             yield server.server_address[1], requests
         finally:

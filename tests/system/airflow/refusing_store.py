@@ -35,7 +35,7 @@ class RefusingStore:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Refuse)
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

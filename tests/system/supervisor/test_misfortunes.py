@@ -281,7 +281,7 @@ def test_a_slow_heartbeat_server_delays_no_run(tmp_path: Path) -> None:
             return
 
     server = HTTPServer(("127.0.0.1", 0), Drip)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     told: list[str] = []
     heart = Heartbeat(told.append)
     for _ in range(102):

@@ -217,7 +217,7 @@ def test_a_heartbeat_is_fetched_and_its_failure_is_none_of_ours() -> None:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Listener)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def result(outcome: str) -> None:
         done.append(outcome)
