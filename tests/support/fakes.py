@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memwal_ops.core.leases import Holder, LastRun, Lease
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import MemwalOpsError, StoreUnavailableError
 from memwal_ops.supervisor.config.effective import Settings
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.observe.metrics import Metrics
@@ -108,10 +108,16 @@ class FakeLeaseClient:
         self.refusal: MemwalOpsError | None = None
         self.renewals: list[Lease] = []
         self.released: list[tuple[str, str, str | None]] = []
+        # The tables whose store does not answer, and by request the call that fails it.
+        self.hanging: set[str] = set()
+        self.unanswered: dict[tuple[str, str], Callable[[], None]] = {}
         self._number = 0
 
     def acquire(self, table: FoundTable, job: str, then: Callable[[Any, Any], None]) -> None:
         key, refusal = (table.name, job), self.refusal
+        if table.name in self.hanging:
+            self.unanswered[key] = lambda: self._post(lambda: then(None, StoreUnavailableError("no answer")))
+            return
         if refusal is not None:
             self._post(lambda: then(None, refusal))
             return

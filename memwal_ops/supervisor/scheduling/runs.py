@@ -16,13 +16,14 @@ from typing import Any
 
 from memwal_ops.core.cost import money_of
 from memwal_ops.core.figures import Figures
-from memwal_ops.core.job import POOLS
+from memwal_ops.core.job import POOLS, Pool
 from memwal_ops.core.leases import Lease
 from memwal_ops.core.outlook import MAX_RATES, rates_of
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.core.registry import package_of
 from memwal_ops.errors import LeaseLostError, MemwalOpsError
 from memwal_ops.log import get_logger
+from memwal_ops.storage import locations
 from memwal_ops.storage.api import DiskFullError
 from memwal_ops.supervisor.scheduling import due
 from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
@@ -133,6 +134,7 @@ class RunEnds:
                 entry.succeeded = now
         elif outcome in FAILURES:
             entry.failures += 1
+            shared.awake.add(entry.table.name)
             entry.not_before = now + due.wait_after(entry.failures, shared.settings.config.backoff, shared.random)
             if not shared.once and not entry.removed:
                 due.queue_retry(entry, now, entry.not_before)
@@ -266,12 +268,15 @@ class Dispatcher:
             return
         shared.changed, self._ask_at = False, mono + _ASK_SECONDS
         for pool in POOLS:
-            while shared.pools.free(pool) > sum(entry.settings.job.pool == pool for entry in shared.leasing.values()):
+            while shared.pools.free(pool) > self._starter.leasing(pool, mono):
                 entry = self._ranking.choose(pool, shared.begun(), now)
                 if entry is None:
                     break
                 self._ranking.discard(entry)
-                self._starter.begin(entry)
+                if self._starter.hangs(entry, mono):
+                    self._wake(entry, now + _LOOK_AGAIN)
+                else:
+                    self._starter.begin(entry)
 
     def next_change(self) -> datetime | None:
         """When a job may become able to start by time alone; None: never."""
@@ -321,7 +326,9 @@ class Dispatcher:
             self._ranking.put(entry)
             return
         self._ranking.discard(entry)
-        when = self._ends(entry, now)
+        self._wake(entry, self._ends(entry, now))
+
+    def _wake(self, entry: TableJob, when: datetime | None) -> None:
         if when is not None and self._at.get(entry.key) != when:
             self._at[entry.key] = when
             heapq.heappush(self._wakes, (when, entry.key))
@@ -349,12 +356,27 @@ class Dispatcher:
         )
 
 
+# A request of a lease that takes so long keeps no worker from other tables, and no other one of its store begins.
+_SLOW_SECONDS = 5.0
+
+
 class Starter:
     """Starts the jobs whose turn it is."""
 
     def __init__(self, shared: SharedState, ranking: Ranking, polling: BacklogPolling, ends: RunEnds) -> None:
         self._shared, self._ranking, self._polling, self._ends = shared, ranking, polling, ends
+        self._asked: dict[tuple[str, str], float] = {}  # when leases were requested, monotonic
         self._log = get_logger(__name__)
+
+    def leasing(self, pool: Pool, mono: float) -> int:
+        """Return how many jobs of a pool wait for their leases, but for those whose stores hang."""
+        leasing = [entry for key, entry in self._shared.leasing.items() if mono - self._asked[key] <= _SLOW_SECONDS]
+        return sum(entry.settings.job.pool == pool for entry in leasing)
+
+    def hangs(self, entry: TableJob, mono: float) -> bool:
+        """Whether the store of a job has not answered a request of a lease for some time."""
+        slow = [other for key, other in self._shared.leasing.items() if mono - self._asked[key] > _SLOW_SECONDS]
+        return bool(slow) and _store_of(entry) in map(_store_of, slow)
 
     def begin(self, entry: TableJob) -> None:
         """Start a job, once its lease is acquired."""
@@ -366,6 +388,7 @@ class Starter:
             return
         entry.state = LEASING
         self._shared.leasing[entry.key] = entry
+        self._asked[entry.key] = self._shared.clock.monotonic()
         leases.acquire(
             entry.table, entry.settings.name, lambda result, error: self._on_lease_result(entry, result, error)
         )
@@ -460,6 +483,10 @@ class Starter:
         entry.state, entry.waiting, entry.attempted = RUNNING, None, now
         shared.runs[request.id] = entry
         self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
+
+
+def _store_of(entry: TableJob) -> str:
+    return locations.store_key(entry.table.uri, entry.table.settings.storage_options)
 
 
 def _leased(entry: TableJob, other: Lease | None) -> dict[str, Any]:

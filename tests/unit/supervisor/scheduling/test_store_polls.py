@@ -82,3 +82,28 @@ def test_a_store_that_hung_is_polled_aside_until_it_answers(tmp_path: Path) -> N
     assert len(third) == 1
     polls.answer(third.pop())
     assert not any(worker.aside for worker, _ in polls.in_flight.values())
+
+
+def test_a_request_of_a_lease_that_hangs_keeps_no_worker_from_other_tables(tmp_path: Path) -> None:
+    """Of one table whose store was dead, the jobs took turns for the only worker: others waited for hours."""
+    stage = Stage(tmp_path, TEXT + "defaults: {jobs: {merge: {schedule: 1h}, compact: {schedule: 1h}}}\n")
+    stage.leases.hanging = {*AWAY}
+    for job in ("compact", "catchup"):
+        stage.scheduler.enqueue("x0", job, "request")
+    stage.scheduler.enqueue("x1", "compact", "request")
+    stage.turn()
+    (first,) = stage.leases.unanswered
+    for table in LOCAL:
+        stage.scheduler.enqueue(table, "compact", "schedule")
+    stage.turn(1)
+    assert stage.scheduler.runs == {}, "its store may only be slow"
+    for _ in LOCAL:
+        stage.turn(6)
+        (entry,) = stage.scheduler.runs.values()
+        stage.answer(entry.table.name, "compact")
+    assert {run["table"] for run in stage.history.runs() if run["outcome"] == "succeeded"} == {*LOCAL}
+    assert [*stage.leases.unanswered] == [first], "one request at a time waits for a store that hangs"
+    stage.leases.hanging = set()
+    stage.leases.unanswered[first]()
+    stage.turn(31)
+    assert [entry.table.name[0] for entry in stage.scheduler.runs.values()] == ["x"], "the others follow"
