@@ -118,7 +118,8 @@ class Actions:
                 f"It is not done after {_ERRAND_SECONDS:g} s: its worker is busy, or it takes longer. Use the command."
             ) from None
         if result["report"] is None:
-            raise ActionConflictError(f"{result['reason']}: {result['message']}")
+            remedy = result.get("remedy") or ""
+            raise ActionConflictError(f"{result['reason']}: {result['message'].rstrip('.')}. {remedy}".rstrip())
         return result
 
     # -- on the scheduler's thread
@@ -142,7 +143,10 @@ class Actions:
     def _retry(self, entries: Iterable[tables.TableJob], by: str) -> dict[str, Any]:
         self._check_not_stopping()
         now, longest = self._scheduler.clock.now(), self._scheduler.settings.config.backoff.longest
-        entries = [*entries]
+        found = [*entries]
+        entries = [entry for entry in found if not self._scheduler.is_paused(entry)]
+        if found and not entries:
+            raise ActionConflictError("It is paused: resume it first.")
         waiting = [
             entry
             for entry in entries

@@ -190,11 +190,17 @@ def no_tables() -> Finding:
     return finding(WARNING, "There is no table: no pattern matches any.", "Check the patterns.", None)
 
 
+def _todo(code: int, remedy: str) -> str:
+    """What to do about an error of a service, which tries again by itself."""
+    again = "Wait for the store to recover: what failed is tried again, without a command."
+    return again if code == StoreUnavailableError.exit_code else remedy
+
+
 def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault], file: str) -> Iterator[Finding]:
     """Yield the findings about a service: patterns, its configuration file, its history; ``service``: its status."""
     for fault in faults:
         what = f"{fault.pattern}: {fault.why.removesuffix(fault.remedy).rstrip()}"
-        yield finding(WARNING, what, fault.remedy, runbook(fault.exit_code))
+        yield finding(WARNING, what, _todo(fault.exit_code, fault.remedy), runbook(fault.exit_code))
     if pending := pending_text(service):
         todo = "Wait: its store has not answered yet. The other tables are maintained meanwhile."
         yield finding(
@@ -379,7 +385,8 @@ class _Failure:
         reason, message = self.error["reason"], self.error["message"]
         page = runbook(self.error["exit_code"] or 0, None if self.undone else reason) or _JOB_FAILING
         told = f"{what}: {reason}. {message}" if self.undone else f"{what}, last with {reason}: {message}"
-        return finding(self.level, told, self.error["remedy"] or ask, page, jobs, uri=table["uri"])
+        todo = _todo(self.error["exit_code"] or 0, self.error["remedy"] or ask)
+        return finding(self.level, told, todo, page, jobs, uri=table["uri"])
 
 
 def _failures(table: Mapping[str, Any], errors: RunErrors) -> list[_Failure]:
@@ -400,7 +407,8 @@ def _failures(table: Mapping[str, Any], errors: RunErrors) -> list[_Failure]:
         failure.jobs.append(name)
         failure.causes |= causes
         failure.undone &= undone
-        failure.level = _level_by_error(error, max(failure.level, level))
+        damaged = error is not None and error["reason"] == TableCorruptError.reason
+        failure.level = CRITICAL if damaged else max(failure.level, level)
     return failures
 
 
@@ -413,10 +421,6 @@ def _causes(message: str, uri: str) -> set[str]:
     """Return what an error is about: the folder of the first file that it names, and an index; empty: neither."""
     named, index = _FILE.search(message.replace(f"{uri.rstrip('/')}/", "")), _INDEX.search(message)
     return ({named[1]} if named else set()) | ({f"index {index[1]}"} if index else set())
-
-
-def _level_by_error(error: Mapping[str, Any] | None, level: int) -> int:
-    return CRITICAL if error is not None and error["reason"] == TableCorruptError.reason else level
 
 
 def _unreadable(table: Mapping[str, Any], error: Mapping[str, Any], failures: list[_Failure]) -> Finding:
@@ -434,7 +438,7 @@ def _unreadable(table: Mapping[str, Any], error: Mapping[str, Any], failures: li
     more = f" {_listed(jobs)} {'fails' if len(jobs) == 1 else 'fail'} for this reason." if jobs else ""
     page = runbook(cause["exit_code"] or 0, cause["reason"]) if same else None
     what = f"It {part}: {cause['reason']}. {cause['message'].rstrip('.')}.{more}"
-    todo, page = cause["remedy"] or error["remedy"], page or error["runbook"]
+    todo, page = _todo(cause.get("exit_code") or 0, cause["remedy"] or error["remedy"]), page or error["runbook"]
     return finding(state_level(table), what, todo, page, jobs[:1], uri=table["uri"])
 
 

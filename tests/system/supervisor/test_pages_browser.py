@@ -12,12 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops.supervisor.actions import ActionConflictError
 from memwal_ops.supervisor.http.access import TokenFile
 from memwal_ops.supervisor.http.server import HttpServer
 from tests.support.fleet import FakeTables, fleet, job, pages_of, run, status
+from tests.support.service import Running, configure, service
 from tests.support.waiting import until as wait_until
 
 if TYPE_CHECKING:
@@ -339,7 +342,7 @@ def _operated(document: dict[str, Any], folder: Path, driver: Any, **changes: An
     )  # fmt: skip
 
 
-def _sign_in(driver: Any, server: HttpServer) -> None:
+def _sign_in(driver: Any, server: HttpServer | Running) -> None:
     driver.get(f"http://127.0.0.1:{server.port}/sign-in")
     driver.find_element("id", "token").send_keys(f"{_SECRET}\n")
     until(driver, "document.body.innerText.includes('may operate')")
@@ -445,3 +448,56 @@ def _pause_refused_and_until(driver: Any) -> None:
             until(driver, "document.querySelector('.ask')")
     until(driver, "document.body.innerText.includes('Resume its jobs')")
     assert "Paused until 2035-01-02 03:04:00 UTC by ann: a <b>move</b>" in script(driver, "document.body.innerText")
+
+
+def test_damaged_tables_of_a_service_are_planned_held_paused_and_retried(driver: Any, tmp_path: Path) -> None:
+    """By clicks on the pages of a real service: a plan of what no run can do is refused, and says what to do."""
+    token = tmp_path / "token"
+    token.write_text(f"operate {_SECRET} ann\n")
+    token.chmod(0o600)
+    for name in ("gone", "cut", "good"):
+        for number in range(12):
+            rows = pa.table({"id": range(number * 10, number * 10 + 10)})
+            lance.write_dataset(rows, str(tmp_path / f"tables/{name}.lance"), mode="append")
+    for file in sorted((tmp_path / "tables/gone.lance/data").iterdir())[:3]:
+        file.unlink()
+    newest = min((tmp_path / "tables/cut.lance/_versions").glob("*.manifest"))
+    newest.write_bytes(newest.read_bytes()[:-20])
+    file = configure(tmp_path, "compact: {schedule: 1d}", more=f"http: {{port: 0, token_file: {token}}}")
+    file.write_text(file.read_text().replace("http: {port: 0}\n", "", 1))
+    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    with service(file) as running:
+        failed = {"gone", "cut"}
+        wait_until(lambda: {run["table"] for run in running.runs(failed=True)} >= failed)
+        home = f"http://127.0.0.1:{running.port}"
+        _sign_in(driver, running)
+        for name, says in (("gone", "table_corrupt: 3 data files are missing, the first is"), ("cut", "truncated")):
+            for click in ("[aria-label='Plan: compact']", "form[action$='/holds'] button"):
+                driver.get(f"{home}/tables/{name}")
+                driver.execute_script("document.querySelector(arguments[0]).click()", click)
+                until(driver, "document.title.startsWith('Not done')")
+                text = script(driver, "document.body.innerText")
+                assert "holds" in driver.current_url or (says in text and "backup" in text), (name, click, text)
+        driver.get(f"{home}/tables/good")
+        driver.execute_script("document.querySelector(\"form[action$='/holds'] button\").click()")
+        until(driver, "document.querySelector('h1').innerText === 'Hold of good'")
+        assert " is kept until" in script(driver, "document.body.innerText")
+
+        def act(word: str) -> None:
+            driver.get(f"{home}/")
+            until(driver, "document.querySelectorAll('input[name=tables]').length === 3")
+            for name in failed:
+                driver.find_element("css selector", f"[aria-label='choose {name}']").click()
+            buttons = driver.find_elements("css selector", "#several button")
+            next(button for button in buttons if button.text.startswith(word)).click()
+
+        act("Pause")
+        until(driver, "document.querySelectorAll('tbody .state.paused').length === 2")
+        act("Retry")
+        until(driver, "document.title.startsWith('Not done')")
+        assert "gone: It is paused: resume it first." in script(driver, "document.body.innerText")
+        act("Resume")
+        until(driver, "document.querySelectorAll('tbody .state.paused').length === 0")
+        before = len(running.runs(failed=True))
+        act("Retry")
+        wait_until(lambda: len(running.runs(failed=True)) >= before + 2)

@@ -79,6 +79,10 @@ def test_a_request_ends_a_backoff_and_so_does_a_retry(stage: Stage) -> None:
         assert stage.job(table)["waiting_for"] == "backoff"
     with pytest.raises(ActionConflictError, match="Nothing here waits"):
         act(stage, lambda actions: actions.retry("c", None, "anna"))
+    act(stage, lambda actions: actions.pause("b", None, "ben", until=None, reason=""))
+    with pytest.raises(ActionConflictError, match="It is paused: resume it first"):
+        act(stage, lambda actions: actions.retry("b", None, "anna"))
+    act(stage, lambda actions: actions.resume("b", None))
     asked = act(stage, lambda actions: actions.retry(None, None, "anna"))
     assert asked == {"retried": [{"table": name, "job": "merge"} for name in ("a", "b")]}
     assert stage.in_flight == [("a", "merge")]

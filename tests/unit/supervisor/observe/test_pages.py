@@ -13,14 +13,16 @@ import pytest
 from memwal_ops.cli.check import table_faults
 from memwal_ops.cli.status import _head, describe
 from memwal_ops.core.figures import backlog_of
+from memwal_ops.errors import StoreUnavailableError
 from memwal_ops.pages.charts import value_ticks
 from memwal_ops.pages.rendering import amount_text
 from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.http.access import Viewer
-from memwal_ops.supervisor.observe.findings import CRITICAL, OK, level_of_finding
+from memwal_ops.supervisor.observe.findings import CRITICAL, OK, level_of_finding, service_findings
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.table_view import charts_of
+from memwal_ops.supervisor.scheduling.discovery import Fault
 from memwal_ops.supervisor.state.samples import budget_sample
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import Stage, vars_of
@@ -82,6 +84,13 @@ def test_the_members_of_a_fleet_and_what_is_wrong_with_them() -> None:
     text = describe({**NOTHING, "service": status([], fleet=shown)["service"]}, in_full=False)
     assert re.search(r"^a \(this one\) +unreachable +7 of 20 +3 s ago +ops@a$", text, re.MULTILINE), text
     assert re.search(r"^b +dead ", text, re.MULTILINE)
+
+
+def test_a_store_that_is_away_asks_for_no_command() -> None:
+    """The service tries again by itself; its pages said "run the command again"."""
+    away = Fault("s3://dead/*", "Cannot list it.", 24, StoreUnavailableError.remedy)
+    (listed,) = service_findings(None, [away], "")
+    assert listed["do"] == "Wait for the store to recover: what failed is tried again, without a command."
 
 
 def test_whether_events_come_and_what_is_wrong_with_them() -> None:

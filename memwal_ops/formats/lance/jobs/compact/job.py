@@ -57,9 +57,10 @@ from memwal_ops.formats.lance.jobs.compact.planning import (
 )
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CatchupOptions, CompactOptions
-from memwal_ops.formats.lance.retention.damage import name_damage, names_damage, naming_damage
+from memwal_ops.formats.lance.retention.damage import name_damage, names_damage, naming_damage, newest_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers, sweep_staged
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import size_text
@@ -246,6 +247,8 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
         check_environment()
     planner = Planner(table, options)
     due, run = planner.debt(), planner.next_run()
+    if run.fragments and (damage := newest_damage(table)) is not None and damage.folder != INDICES_FOLDER:
+        raise damage.error  # as a run would, which reads them
     engine = _choose(options, run)
     rates = rates_of("compact", context.past_runs(table.location.address, "compact"))
     fragments = len(table.manifest.manifest.fragments)
