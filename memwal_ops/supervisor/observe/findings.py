@@ -190,17 +190,17 @@ def no_tables() -> Finding:
     return finding(WARNING, "There is no table: no pattern matches any.", "Check the patterns.", None)
 
 
-def _todo(code: int, remedy: str) -> str:
+def _todo(remedy: str) -> str:
     """What to do about an error of a service, which tries again by itself."""
     again = "Wait for the store to recover: what failed is tried again, without a command."
-    return again if code == StoreUnavailableError.exit_code else remedy
+    return again if remedy == StoreUnavailableError.remedy else remedy
 
 
 def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault], file: str) -> Iterator[Finding]:
     """Yield the findings about a service: patterns, its configuration file, its history; ``service``: its status."""
     for fault in faults:
         what = f"{fault.pattern}: {fault.why.removesuffix(fault.remedy).rstrip()}"
-        yield finding(WARNING, what, _todo(fault.exit_code, fault.remedy), runbook(fault.exit_code))
+        yield finding(WARNING, what, _todo(fault.remedy), runbook(fault.exit_code))
     if pending := pending_text(service):
         todo = "Wait: its store has not answered yet. The other tables are maintained meanwhile."
         yield finding(
@@ -385,7 +385,7 @@ class _Failure:
         reason, message = self.error["reason"], self.error["message"]
         page = runbook(self.error["exit_code"] or 0, None if self.undone else reason) or _JOB_FAILING
         told = f"{what}: {reason}. {message}" if self.undone else f"{what}, last with {reason}: {message}"
-        todo = _todo(self.error["exit_code"] or 0, self.error["remedy"] or ask)
+        todo = _todo(self.error["remedy"] or ask)
         return finding(self.level, told, todo, page, jobs, uri=table["uri"])
 
 
@@ -438,7 +438,7 @@ def _unreadable(table: Mapping[str, Any], error: Mapping[str, Any], failures: li
     more = f" {_listed(jobs)} {'fails' if len(jobs) == 1 else 'fail'} for this reason." if jobs else ""
     page = runbook(cause["exit_code"] or 0, cause["reason"]) if same else None
     what = f"It {part}: {cause['reason']}. {cause['message'].rstrip('.')}.{more}"
-    todo, page = _todo(cause.get("exit_code") or 0, cause["remedy"] or error["remedy"]), page or error["runbook"]
+    todo, page = _todo(cause["remedy"] or error["remedy"]), page or error["runbook"]
     return finding(state_level(table), what, todo, page, jobs[:1], uri=table["uri"])
 
 
