@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_path
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.generations.wal import wal_entry_path
 from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.regions.manifests import HINT, RegionManifestStore

@@ -22,19 +22,13 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 
+from memwal_ops import errors
 from memwal_ops.core.export import Exported
 from memwal_ops.core.holds import EXPIRIES_FOLDER, HOLDS_FOLDER
 from memwal_ops.core.leases import LEASES_FOLDER
-from memwal_ops.errors import (
-    InvalidFormatError,
-    InvalidUsageError,
-    ObjectNotFoundError,
-    TableCorruptError,
-    TableNotFoundError,
-)
 from memwal_ops.formats.lance.engines.spark.load import SparkTable, bulk_load, running
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, is_one_of, lance_errors, lance_options, open_dataset
-from memwal_ops.formats.lance.files.versions import VERSION_HINT, VERSIONS_FOLDER, version_of_main
+from memwal_ops.formats.lance.files.version_files import VERSION_HINT, VERSIONS_FOLDER, version_of_main
 from memwal_ops.formats.lance.indexes.snapshots import decode_file, encode_file, rows_without_values, snapshot_path
 from memwal_ops.formats.lance.regions.manifests import HINT
 from memwal_ops.formats.lance.table import read_table
@@ -78,7 +72,7 @@ class LanceSink:
             self._refresh()
             self._check(source)
         elif root.objects or not {*root.directories} <= _UNFINISHED:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{location.uri} is not empty, and has no Lance table.",
                 remedy="Give an empty prefix for the new table.",
             )
@@ -176,7 +170,7 @@ class LanceSink:
     @property
     def _opened(self) -> lance.LanceDataset:
         if self._dataset is None:
-            raise TableNotFoundError(f"There is no table at {self._location.uri}.")
+            raise errors.TableNotFoundError(f"There is no table at {self._location.uri}.")
         return self._dataset
 
     def _refresh(self) -> None:
@@ -202,7 +196,7 @@ class LanceSink:
         record, uri = self.record, self._location.uri
         if record is None or record.get("source") != source:
             origin = "no migration created" if record is None else f"was migrated from {record.get('source')}"
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{uri} already has a Lance table that {origin}.", remedy="Give an empty prefix for the new table."
             )
         table = read_table(self._location, self._store)
@@ -221,8 +215,8 @@ class LanceSink:
                 raise _written_by_others(uri, f"was changed in version {version} ({operation})")
 
 
-def _written_by_others(uri: str, what: str) -> InvalidUsageError:
-    return InvalidUsageError(
+def _written_by_others(uri: str, what: str) -> errors.InvalidUsageError:
+    return errors.InvalidUsageError(
         f"{uri} {what} since the migration finished: another run would undo what others wrote.",
         remedy="The migration is finished: write to the table. To migrate again, give another target.",
     )
@@ -302,7 +296,7 @@ def _tagged(store: Store) -> frozenset[int]:
     for meta in store.list(f"{REFS_FOLDER}/tags"):
         try:
             document = json.loads(store.get(meta.path))
-        except (ObjectNotFoundError, ValueError, RecursionError):
+        except (errors.ObjectNotFoundError, ValueError, RecursionError):
             continue
         if isinstance(document, dict) and type(document.get("version")) is int:
             versions.add(document["version"])
@@ -319,7 +313,7 @@ def _snapshot_of(store: Store, path: str) -> str:
         indexes = decode_version_manifest(store.get(path)).indexes
         entry = find_memwal_entry(indexes)
         return "" if entry is None else snapshot_path(decode_memwal_index(entry).uuid)
-    except (InvalidFormatError, TableCorruptError, ObjectNotFoundError):
+    except (errors.InvalidFormatError, errors.TableCorruptError, errors.ObjectNotFoundError):
         return ""  # verify reports it
 
 
@@ -365,7 +359,7 @@ def _snapshot_or_nothing(data: bytes) -> bytes:
     """A snapshot inside a manifest; if it does not decode, the manifest is exported without it."""
     try:
         return _snapshot(data)
-    except InvalidFormatError:
+    except errors.InvalidFormatError:
         return b""
 
 
@@ -383,9 +377,9 @@ def _json(data: bytes, keys: Mapping[str, Any], **added: object) -> bytes:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidFormatError("It is not JSON.") from error
+        raise errors.InvalidFormatError("It is not JSON.") from error
     if not isinstance(document, dict):
-        raise InvalidFormatError("It is not a JSON object.")
+        raise errors.InvalidFormatError("It is not a JSON object.")
     kept = {
         key: printable(redact(value)) if isinstance(value, str) else value
         for key, value in document.items()

@@ -9,29 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from memwal_ops.errors import (
-    InvalidFormatError,
-    InvariantViolatedError,
-    LegacyLayoutError,
-    MemwalOpsError,
-    NoMemWalIndexError,
-    ObjectNotFoundError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import lance_bytes, lance_rows, read_stream
-from memwal_ops.formats.lance.files.versions import PAGE, VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.version_files import PAGE, VERSIONS_FOLDER
 from memwal_ops.formats.lance.regions.manifests import RegionListing, RegionManifestStore, log_suffixes
+from memwal_ops.formats.lance.wire import memwal_index
 from memwal_ops.formats.lance.wire.arrow_schema import schema_end, schema_metadata
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
-from memwal_ops.formats.lance.wire.memwal_index import (
-    NO_MEMWAL,
-    MemWalIndex,
-    Row,
-    is_legacy,
-    region_rows,
-    shard_rows,
-    with_states,
-)
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH, parse_generation_dir, parse_wal_entry_name, region_folder
 from memwal_ops.storage.api import LinkError, Store
 from memwal_ops.text import counted, known_sum, span_text
@@ -76,12 +60,12 @@ class Layout:
     name: str
     title: str
 
-    def refusal(self, table: TableWithoutIndex) -> MemwalOpsError | None:
+    def refusal(self, table: TableWithoutIndex) -> errors.MemwalOpsError | None:
         """The error if no job runs on a table of this layout, else None. Called when a table is opened."""
         del table
         return None
 
-    def why_not(self, table: TableWithoutIndex, what: str) -> MemwalOpsError | None:
+    def why_not(self, table: TableWithoutIndex, what: str) -> errors.MemwalOpsError | None:
         """Why something that needs regions does not work on such a table; None: it has regions.
 
         Args:
@@ -91,7 +75,7 @@ class Layout:
         del what
         return self.refusal(table)
 
-    def without_index(self, table: TableWithoutIndex) -> MemWalIndex:
+    def without_index(self, table: TableWithoutIndex) -> memwal_index.MemWalIndex:
         """The MemWAL index of a table without the current one, for code that only reads it."""
         raise self.why_not(table, "This") or self._lacks("other index than its own")
 
@@ -158,7 +142,7 @@ class Layout:
 
     def snapshot_rows(
         self,
-        regions: Mapping[UUID, RegionManifest | Row],
+        regions: Mapping[UUID, RegionManifest | memwal_index.Row],
         states: Mapping[UUID, Sequence[int | None]],
         specs: Sequence[memwal_pb2.RegionSpec],
     ) -> pa.Table:
@@ -173,8 +157,8 @@ class Layout:
         del regions, states, specs
         raise self._lacks("region snapshots")
 
-    def _lacks(self, what: str) -> InvariantViolatedError:
-        return InvariantViolatedError(f"A table of the layout {self.name} has no {what}.")
+    def _lacks(self, what: str) -> errors.InvariantViolatedError:
+        return errors.InvariantViolatedError(f"A table of the layout {self.name} has no {what}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +194,7 @@ class NoLayout(Layout):
     name = "none"
     title = "plain table"
 
-    def refusal(self, table: TableWithoutIndex) -> NoMemWalIndexError | None:
+    def refusal(self, table: TableWithoutIndex) -> errors.NoMemWalIndexError | None:
         """The error if there are regions of a table that was at this place before, with the remedy; else None.
 
         No job runs then: an expiry would delete the versions to which the regions belong. If the MemWAL index was
@@ -221,7 +205,7 @@ class NoLayout(Layout):
             return None
         named = "; ".join(_contents(table.store, region_id) for region_id in regions[:_NAMED])
         more = f"; and {len(regions) - _NAMED:,} more" if len(regions) > _NAMED else ""
-        return NoMemWalIndexError(
+        return errors.NoMemWalIndexError(
             f"{table.location.uri} is a Lance table without a MemWAL index, but its _mem_wal folder has "
             f"{counted(len(regions), 'region')}: {named}{more}. They belong to the table as it was before it was "
             "overwritten, or before its index was dropped.",
@@ -231,30 +215,30 @@ class NoLayout(Layout):
             "what was committed since.",
         )
 
-    def why_not(self, table: TableWithoutIndex, what: str) -> NoMemWalIndexError:
+    def why_not(self, table: TableWithoutIndex, what: str) -> errors.NoMemWalIndexError:
         """The error: there is no log, or no index for it."""
         if (refused := self.refusal(table)) is not None:
             return refused
         applies = f"{what} does not apply to {table.location.uri}: it is a Lance table without a MemWAL index"
         if not table.regions.region_ids:
-            return NoMemWalIndexError(f"{applies}, so there is no log to merge.")
-        return NoMemWalIndexError(
+            return errors.NoMemWalIndexError(f"{applies}, so there is no log to merge.")
+        return errors.NoMemWalIndexError(
             f"{applies}: that was removed after version {table.index_removed_after}. The log in _mem_wal is kept.",
             remedy="Make it again, by memwal-ops init URI, lancedb's set_lsm_write_spec() or pylance's "
             "initialize_mem_wal(): then memwal-ops merge continues where it was.",
         )
 
-    def without_index(self, table: TableWithoutIndex) -> MemWalIndex:
+    def without_index(self, table: TableWithoutIndex) -> memwal_index.MemWalIndex:
         """An empty index."""
         del table
-        return NO_MEMWAL
+        return memwal_index.NO_MEMWAL
 
 
 def _contents(store: Store, region_id: UUID) -> str:
     """What a region has: the generations that it lists, as no version shows which of them were merged, and its log."""
     try:
         manifest = RegionManifestStore(store, region_id).latest()
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         return f"{region_id} (not readable: {error.reason})"
     listed = manifest.flushed_generations
     rows = known_sum(flushed.physical_rows for flushed in listed)
@@ -272,9 +256,9 @@ class LegacyLayout(Layout):
     name = "legacy"
     title = "legacy layout"
 
-    def why_not(self, table: TableWithoutIndex, what: str) -> LegacyLayoutError:
+    def why_not(self, table: TableWithoutIndex, what: str) -> errors.LegacyLayoutError:
         """The error, with the remedy."""
-        return LegacyLayoutError(
+        return errors.LegacyLayoutError(
             f"{what} does not apply to {table.location.uri}: it carries the legacy MemWAL index of Lance 0.31 to 1.x "
             "(mem_wal_list), which current releases of Lance cannot read, and so neither append nor index beside it."
         )
@@ -301,7 +285,7 @@ class RegionLayout(Layout):
         """The writer epoch from the footer of the Lance file; two requests for most."""
         meta = store.head(path)
         if meta is None:
-            raise ObjectNotFoundError(f"WAL entry {path} does not exist.")
+            raise errors.ObjectNotFoundError(f"WAL entry {path} does not exist.")
         tail = store.get_range(path, max(0, meta.size - _TAIL_BYTES), _TAIL_BYTES)
         schema = check_lance_file(tail, meta.size) or check_lance_file(store.get(path), meta.size)
         return None if schema is None else schema.metadata.get(WRITER_EPOCH)
@@ -328,13 +312,13 @@ class RegionLayout(Layout):
 
     def snapshot_rows(
         self,
-        regions: Mapping[UUID, RegionManifest | Row],
+        regions: Mapping[UUID, RegionManifest | memwal_index.Row],
         states: Mapping[UUID, Sequence[int | None]],
         specs: Sequence[memwal_pb2.RegionSpec],
     ) -> pa.Table:
         """Rows that contain the complete manifests (S0-106 to S0-109)."""
         del states
-        return region_rows([*regions.values()], specs)
+        return memwal_index.region_rows([*regions.values()], specs)
 
 
 REGION = RegionLayout()
@@ -370,7 +354,7 @@ class ShardLayout(Layout):
         try:
             return read_stream(store.get(path))
         except pa.ArrowException as error:
-            raise InvalidFormatError(f"WAL entry {path} is not an Arrow stream: {error}") from error
+            raise errors.InvalidFormatError(f"WAL entry {path} is not an Arrow stream: {error}") from error
 
     def emptied_entry(self, store: Store, path: str) -> bytes:
         """A stream with the same schema, whose metadata has the writer epoch, and no batch."""
@@ -383,12 +367,12 @@ class ShardLayout(Layout):
 
     def snapshot_rows(
         self,
-        regions: Mapping[UUID, RegionManifest | Row],
+        regions: Mapping[UUID, RegionManifest | memwal_index.Row],
         states: Mapping[UUID, Sequence[int | None]],
         specs: Sequence[memwal_pb2.RegionSpec],
     ) -> pa.Table:
         """Rows with the regions' ids and fields only; their states are in the schema's metadata."""
-        return with_states(shard_rows([*regions.values()], specs), states)
+        return memwal_index.with_states(memwal_index.shard_rows([*regions.values()], specs), states)
 
 
 def _without_batches(schema: pa.Schema) -> bytes:
@@ -404,14 +388,14 @@ def layout_of_entry(entry: table_pb2.IndexMetadata | None) -> Layout | None:
     """The layout, if the MemWAL entry of a version determines it; None: use :func:`layout_of_regions`."""
     if entry is None:
         return NONE
-    return LEGACY if is_legacy(entry) else None
+    return LEGACY if memwal_index.is_legacy(entry) else None
 
 
 # Regions whose layouts are compared where that costs no request.
 _COMPARED = 16
 
 
-class MixedLayoutsError(UnsupportedFeatureError):
+class MixedLayoutsError(errors.UnsupportedFeatureError):
     """A table has regions, or log entries in a region, of both layouts that have regions, and no migration record.
 
     Timeline of the loss: rows are acknowledged in entry 5 of the region layout; pylance's writer, which does not see

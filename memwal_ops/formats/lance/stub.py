@@ -13,19 +13,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from memwal_ops import errors
 from memwal_ops.core import registry
 from memwal_ops.core.anchors import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.leases import LEASES_FOLDER
 from memwal_ops.core.repair import Choice, Fixed, OpenDecision, Outcome, RepairReport
 from memwal_ops.core.verification import Inconsistency, Severity
-from memwal_ops.errors import (
-    DeletesFailedError,
-    InvalidUsageError,
-    MemwalOpsError,
-    NotALanceTableError,
-    TableReplacedError,
-)
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER
 from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE
 from memwal_ops.formats.lance.specs import REPAIR
 from memwal_ops.storage.clock import store_time
@@ -78,9 +72,9 @@ class StubTable(GuardedTable):
         """``repair``, with the code for stubs."""
         return {REPAIR.name: replace(REPAIR, load=f"{__name__}:JOB")}
 
-    def why_not(self, job: str) -> MemwalOpsError | None:
+    def why_not(self, job: str) -> errors.MemwalOpsError | None:
         """A job applies to tables."""
-        return NotALanceTableError(self.evidence) if job in registry.job_specs("lance") else None
+        return errors.NotALanceTableError(self.evidence) if job in registry.job_specs("lance") else None
 
     def has_revision(self, revision: int) -> bool:
         """It has none."""
@@ -95,7 +89,7 @@ class StubTable(GuardedTable):
         """
         stub = find_stub(self.location, self.store)
         if stub is None:
-            raise TableReplacedError(f"{self.location.uri} is a table now, or gone: nothing of it was deleted.")
+            raise errors.TableReplacedError(f"{self.location.uri} is a table now, or gone: nothing of it was deleted.")
         return replace(stub, guard=self.guard)
 
     @property
@@ -174,7 +168,7 @@ class StubRepair:
             fixed.outcome = Outcome.FAILED if outcome.failed else Outcome.REPAIRED
             if outcome.failed:
                 path, why = next(iter(outcome.failed.items()))
-                fixed.error = DeletesFailedError(f"{path} could not be deleted: {why}")
+                fixed.error = errors.DeletesFailedError(f"{path} could not be deleted: {why}")
             elif stub.location.scheme == "file":
                 _remove_empty(stub.location.uri)
         return report
@@ -225,7 +219,7 @@ def _choices(stub: StubTable) -> tuple[Choice, ...]:
 
 def _refuse_undo(options: RepairOptions) -> None:
     if options.undo:
-        raise InvalidUsageError("There is nothing to undo: this is not a table.")
+        raise errors.InvalidUsageError("There is nothing to undo: this is not a table.")
 
 
 def _remove_empty(root: str) -> None:

@@ -14,51 +14,15 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memwal_ops import errors
 from memwal_ops.core import registry
 from memwal_ops.core.anchors import CommitGuard, GuardedStore, GuardedTable, Unguarded
-from memwal_ops.errors import (
-    InvalidFormatError,
-    MemwalOpsError,
-    NoPrimaryKeyError,
-    NotALanceTableError,
-    ObjectNotFoundError,
-    StorageError,
-    StoreUnavailableError,
-    TableCorruptError,
-    TableNotFoundError,
-    UnsupportedFeatureError,
-)
-from memwal_ops.formats.lance.files.datasets import (
-    Branch,
-    PinnedDataset,
-    lance_errors,
-    open_dataset,
-    require_pylance,
-    resolve_branch,
-)
+from memwal_ops.formats.lance import layouts
+from memwal_ops.formats.lance.files import datasets, version_files
 from memwal_ops.formats.lance.files.named_files import Damage, damaged_deletions
-from memwal_ops.formats.lance.files.versions import (
-    VERSION_HINT,
-    VERSIONS_FOLDER,
-    VersionPage,
-    is_left_by_checked_commit,
-    is_same_file,
-    list_page,
-    read_version_manifest,
-    version_path,
-)
-from memwal_ops.formats.lance.layouts import (
-    LOG,
-    NO_LOG,
-    Layout,
-    Log,
-    layout_named,
-    layout_of_entry,
-    layout_of_region,
-    layout_of_regions,
-)
 from memwal_ops.formats.lance.regions.manifests import RegionListing, RegionManifestStore, list_regions
 from memwal_ops.formats.lance.regions.merge_history import MergeHistory
+from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import (
     LayoutRecord,
@@ -68,12 +32,6 @@ from memwal_ops.formats.lance.wire.names import (
     parse_version_manifest_name,
 )
 from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, decode_version_hint, region_records
-from memwal_ops.formats.lance.wire.version_manifest import (
-    VersionManifest,
-    check_readable,
-    decode_version_manifest,
-    encode_version_manifest,
-)
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.external_manifests import refuse_plain_uri
 from memwal_ops.storage.locations import LOCAL, Location
@@ -122,12 +80,12 @@ class Table(GuardedTable):
 
     location: Location
     store: Store
-    handle: PinnedDataset
-    manifest: VersionManifest
+    handle: datasets.PinnedDataset
+    manifest: version_manifest.VersionManifest
     naming: NamingScheme
     memwal: MemWalIndex | None
     primary_key: tuple[str, ...]
-    listed: VersionPage
+    listed: version_files.VersionPage
     guard: CommitGuard = field(default_factory=Unguarded, compare=False)
     sound: set[str] = field(default_factory=set, compare=False, repr=False)
 
@@ -144,7 +102,7 @@ class Table(GuardedTable):
         layout = self.layout.name if distinguished else _REGION  # finding out which of the two takes listings
         return {name: spec.for_layout(layout) for name, spec in registered.items() if spec.applies_to(layout)}
 
-    def why_not(self, job: str) -> MemwalOpsError | None:
+    def why_not(self, job: str) -> errors.MemwalOpsError | None:
         """Why a job that is not among :attr:`jobs` does not apply; None: there is no such job."""
         known = job in registry.job_specs(_FORMAT)
         return self.layout.why_not(self, job) if known and not self.log.exists else None
@@ -156,7 +114,7 @@ class Table(GuardedTable):
 
     def has_revision(self, revision: int) -> bool:
         """Whether that version's manifest exists. One request."""
-        return self.store.head(version_path(revision, self.naming)) is not None
+        return self.store.head(version_files.version_path(revision, self.naming)) is not None
 
     def summary(self) -> TableSummary:
         """See :meth:`memwal_ops.core.protocols.TableFormat.summarize`."""
@@ -188,8 +146,8 @@ class Table(GuardedTable):
         """
         if version == self.version:
             return self.dataset
-        manifest = read_version_manifest(self.store, version, self.naming)
-        return replace(self, manifest=manifest, handle=PinnedDataset(self.location, manifest)).dataset
+        manifest = version_files.read_version_manifest(self.store, version, self.naming)
+        return replace(self, manifest=manifest, handle=datasets.PinnedDataset(self.location, manifest)).dataset
 
     def refuse_damaged_deletions(self) -> None:
         """Refuse to read rows if a deletion file is damaged: pylance may end the process, or return other rows.
@@ -248,13 +206,13 @@ class Table(GuardedTable):
         return self.manifest.manifest.branch or None
 
     @cached_property
-    def branch(self) -> Branch:
+    def branch(self) -> datasets.Branch:
         """The same with the root of the table.
 
         Raises:
             InvalidUsageError, NotExportedError: the root of a branch is not known.
         """
-        branch = resolve_branch(self.location, self.store, self.branch_name)
+        branch = datasets.resolve_branch(self.location, self.store, self.branch_name)
         return branch if branch.name is None else replace(branch, root=GuardedStore(branch.root, self.guard))
 
     @cached_property
@@ -263,9 +221,9 @@ class Table(GuardedTable):
         return list_regions(self.store)
 
     @property
-    def log(self) -> Log:
+    def log(self) -> layouts.Log:
         """What the table's log means for jobs; a plain variant where the version has no current MemWAL index."""
-        return NO_LOG if self.memwal is None else LOG
+        return layouts.NO_LOG if self.memwal is None else layouts.LOG
 
     @property
     def index(self) -> MemWalIndex:
@@ -286,7 +244,7 @@ class Table(GuardedTable):
         return None if indexed is None else indexed[0]
 
     @cached_property
-    def refusal(self) -> MemwalOpsError | None:
+    def refusal(self) -> errors.MemwalOpsError | None:
         """Why no job runs on the table: it has regions, and they are not its own; else None."""
         return None if self.log.exists else self.layout.refusal(self)
 
@@ -304,33 +262,35 @@ class Table(GuardedTable):
             raise refused
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> layouts.Layout:
         """The layout, as a migration recorded it, or detected from the stored bytes.
 
         New regions are written in it. Detecting it takes some listings, at the first use.
         """
         entry = find_memwal_entry(self.manifest.indexes)
-        recorded = None if self.layout_record is None else layout_named(self.layout_record.layout)
-        return layout_of_entry(entry) or recorded or layout_of_regions(self.store, self.regions.region_ids)
+        recorded = None if self.layout_record is None else layouts.layout_named(self.layout_record.layout)
+        return (
+            layouts.layout_of_entry(entry) or recorded or layouts.layout_of_regions(self.store, self.regions.region_ids)
+        )
 
     @property
     def layout_record(self) -> LayoutRecord | None:
         """The record of a migration between the current layouts."""
         return layout_record(self.manifest.manifest)
 
-    def layout_of(self, region_id: UUID) -> Layout:
+    def layout_of(self, region_id: UUID) -> layouts.Layout:
         """The layout of one region: after a migration, earlier regions remain in the layout that they were written in.
 
         One or two listings, at the first use, if the table was migrated.
         """
         if self.layout_record is None:
             return self.layout
-        if (layout := self._region_layouts.get(region_id) or layout_of_region(self.store, region_id)) is None:
+        if (layout := self._region_layouts.get(region_id) or layouts.layout_of_region(self.store, region_id)) is None:
             return self.layout
         return self._region_layouts.setdefault(region_id, layout)
 
     @cached_property
-    def _region_layouts(self) -> dict[UUID, Layout]:
+    def _region_layouts(self) -> dict[UUID, layouts.Layout]:
         return {}
 
     @cached_property
@@ -351,16 +311,18 @@ class Table(GuardedTable):
         """The newest version of the same table. One request if it is this one, else two."""
         return replace(load(self.location.refreshed(), self.store, self), guard=self.guard, sound=self.sound)
 
-    def remember(self, published: VersionManifest, listed: VersionPage) -> None:
+    def remember(self, published: version_manifest.VersionManifest, listed: version_files.VersionPage) -> None:
         """Remember the version that a commit published on this one, if a listing proves that it is stored as encoded.
 
         The proof is the entity tag, where that is the MD5 sum of the content: on S3, without encryption by customer
         keys. So no other object can be mistaken for it, not even if the table was replaced since.
         """
-        data = encode_version_manifest(published)
+        data = version_manifest.encode_version_manifest(published)
         file = listed.versions.get(int(published.manifest.version))
         if file is not None and file.e_tag == hashlib.md5(data, usedforsecurity=False).hexdigest():
-            table = _table_of(self.location, self.store, decode_version_manifest(data), self.naming, listed)
+            table = _table_of(
+                self.location, self.store, version_manifest.decode_version_manifest(data), self.naming, listed
+            )
             self._committed.append(replace(table, guard=self.guard, sound=self.sound))
 
     def committed(self) -> Table | None:
@@ -396,7 +358,7 @@ def open_lance_table(
     """
     table = registry.open_table(uri, storage_options, branch=branch)
     if not isinstance(table, Table):
-        raise NotALanceTableError(
+        raise errors.NotALanceTableError(
             f"{table.location.uri} is a table of the format {table.format.name}, and this works on Lance tables only.",
             remedy="Give a Lance table, or use a job of that format: memwal-ops inspect URI shows the table.",
         )
@@ -428,7 +390,9 @@ def load(location: Location, store: Store, known: Table | None = None, *, refuse
     if refuse_regions and table.refusal is not None:
         raise table.refusal
     if table.log.exists and not table.primary_key:
-        raise NoPrimaryKeyError(f"{location.uri} has a MemWAL index, but no column is marked as its primary key.")
+        raise errors.NoPrimaryKeyError(
+            f"{location.uri} has a MemWAL index, but no column is marked as its primary key."
+        )
     return table
 
 
@@ -442,7 +406,7 @@ def refuse_log_beside_dynamodb(location: Location, *, logged: bool) -> None:
         UnsupportedFeatureError: it is one.
     """
     if logged and location.dynamodb_table is not None:
-        raise UnsupportedFeatureError(
+        raise errors.UnsupportedFeatureError(
             f"{location.uri} has a MemWAL, and its versions are recorded in DynamoDB, where no log can be flushed.",
             remedy="Use plain S3: memwal-ops migrate URI --to s3, before the table gets a MemWAL; or drop the index "
             "__lance_mem_wal, if nothing was written to its log, migrate, and create it again.",
@@ -457,18 +421,20 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
 
     Raises: see :func:`load`, but NoMemWalIndexError and NoPrimaryKeyError.
     """
-    require_pylance()
+    datasets.require_pylance()
     for attempt in range(_OPEN_ATTEMPTS):
-        listed = list_page(store)
+        listed = version_files.list_page(store)
         if known is not None and _is_stale(store, listed, known):
             if attempt == _OPEN_ATTEMPTS - 1:
-                raise StoreUnavailableError(
+                raise errors.StoreUnavailableError(
                     f"A listing of {location.uri} lacks its version {known.version}, which exists: the listings of the "
                     "store are behind its objects."
                 )
             continue
         if location.scheme == "s3":
-            refuse_plain_uri(location, store, listed.files, partial(is_left_by_checked_commit, store, listed))
+            refuse_plain_uri(
+                location, store, listed.files, partial(version_files.is_left_by_checked_commit, store, listed)
+            )
         naming = _naming_scheme(location, store, listed)
         try:
             if listed.newest is None:
@@ -476,16 +442,16 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
             elif (
                 known is not None
                 and listed.newest == known.version
-                and is_same_file(known.file, listed.versions[known.version])
+                and version_files.is_same_file(known.file, listed.versions[known.version])
             ):
                 manifest, handle = known.manifest, known.handle.at(location)
             else:
                 manifest, handle = _read_manifest(store, listed.newest, naming), None
-        except (ObjectNotFoundError, TableNotFoundError) as error:
+        except (errors.ObjectNotFoundError, errors.TableNotFoundError) as error:
             # If others commit meanwhile, a clean-up may remove the version after it was found to be the newest and
             # before it is read: then there is a newer one.
             if attempt == _OPEN_ATTEMPTS - 1:
-                raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
+                raise errors.NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
             continue
         is_known = known is not None and manifest is known.manifest
         lost = None if is_known else _lost_version(location, store, listed, int(manifest.manifest.version), naming)
@@ -493,18 +459,18 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
             return _table_of(location, store, manifest, naming, listed, handle)
         # A listing beside a writer or a clean-up may be older than the hint.
         if attempt == _OPEN_ATTEMPTS - 1:
-            raise TableCorruptError(
-                f"{version_path(lost, naming)} is missing, and {VERSION_HINT} names it as the newest version: what was "
-                "committed by it is not in the table.",
+            raise errors.TableCorruptError(
+                f"{version_files.version_path(lost, naming)} is missing, and {version_files.VERSION_HINT} names it as "
+                "the newest version: what was committed by it is not in the table.",
                 remedy="Stop everything that writes the table, gc and expire too, and restore the manifest from a "
-                f"backup. Without one, or if this is a copy made beside a writer, move {VERSION_HINT} aside: version "
-                f"{manifest.manifest.version} is the newest then; see the page before you do.",
+                f"backup. Without one, or if this is a copy made beside a writer, move {version_files.VERSION_HINT} "
+                f"aside: version {manifest.manifest.version} is the newest then; see the page before you do.",
             )
     raise AssertionError  # pragma: no cover - the loop returns or raises
 
 
 def _lost_version(
-    location: Location, store: Store, listed: VersionPage, newest: int, naming: NamingScheme
+    location: Location, store: Store, listed: version_files.VersionPage, newest: int, naming: NamingScheme
 ) -> int | None:
     """The version that pylance's hint names as the newest, if neither it nor a newer one exists; else None.
 
@@ -513,10 +479,10 @@ def _lost_version(
     if location.scheme not in LOCAL or listed.has_hint() is False:
         return None
     try:
-        hinted = decode_version_hint(store.get(VERSION_HINT))
-    except (ObjectNotFoundError, NotExportedError):
+        hinted = decode_version_hint(store.get(version_files.VERSION_HINT))
+    except (errors.ObjectNotFoundError, NotExportedError):
         return None
-    if hinted is None or hinted <= newest or store.head(version_path(hinted, naming)) is not None:
+    if hinted is None or hinted <= newest or store.head(version_files.version_path(hinted, naming)) is not None:
         return None
     before = listed.versions.get(newest)
     return None if before is not None and _put_aside(location, before.last_modified) else hinted
@@ -532,7 +498,7 @@ def _put_aside(location: Location, version_before: datetime) -> bool:
     return False
 
 
-def _is_stale(store: Store, listed: VersionPage, known: Table) -> bool:
+def _is_stale(store: Store, listed: version_files.VersionPage, known: Table) -> bool:
     """Whether a listing is older than a version that was read or published before.
 
     Timeline without this: a run publishes a version; the next listing is empty; the run ends with "No table found".
@@ -540,74 +506,79 @@ def _is_stale(store: Store, listed: VersionPage, known: Table) -> bool:
     newest = listed.newest if listed.versions else 0
     if newest is None or newest >= known.version:
         return False
-    return store.head(version_path(known.version, known.naming)) is not None
+    return store.head(version_files.version_path(known.version, known.naming)) is not None
 
 
 def _table_of(
     location: Location,
     store: Store,
-    manifest: VersionManifest,
+    manifest: version_manifest.VersionManifest,
     naming: NamingScheme,
-    listed: VersionPage,
-    handle: PinnedDataset | None = None,
+    listed: version_files.VersionPage,
+    handle: datasets.PinnedDataset | None = None,
 ) -> Table:
-    check_readable(manifest.manifest)
+    version_manifest.check_readable(manifest.manifest)
     entry = find_memwal_entry(manifest.indexes)
     memwal = None if entry is None or is_legacy(entry) else decode_memwal_index(entry)
-    handle = handle or PinnedDataset(location, manifest)
+    handle = handle or datasets.PinnedDataset(location, manifest)
     return Table(location, store, handle, manifest, naming, memwal, _primary_key(manifest), listed)
 
 
-def _naming_scheme(location: Location, store: Store, listed: VersionPage) -> NamingScheme:
+def _naming_scheme(location: Location, store: Store, listed: version_files.VersionPage) -> NamingScheme:
     names = [meta.path.rsplit("/", 1)[-1] for meta in listed.files]
     scheme = naming_scheme(name for name in names if parse_version_manifest_name(name) is not None)
     if scheme is not None:
         return scheme
     if is_empty(store) and not os.path.isfile(location.uri):
-        raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.")
-    raise NotALanceTableError(f"{location.uri} has no {VERSIONS_FOLDER}/*.manifest, so it is not a Lance table.")
+        raise errors.TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.")
+    raise errors.NotALanceTableError(
+        f"{location.uri} has no {version_files.VERSIONS_FOLDER}/*.manifest, so it is not a Lance table."
+    )
 
 
 def _newest_by_lance(
     location: Location, store: Store, naming: NamingScheme
-) -> tuple[VersionManifest, PinnedDataset | None]:
+) -> tuple[version_manifest.VersionManifest, datasets.PinnedDataset | None]:
     try:
-        with lance_errors("open the table", location.uri):
-            dataset = open_dataset(location)
+        with datasets.lance_errors("open the table", location.uri):
+            dataset = datasets.open_dataset(location)
         manifest = _read_manifest(store, dataset.version, naming)
-    except (ObjectNotFoundError, TableNotFoundError):
+    except (errors.ObjectNotFoundError, errors.TableNotFoundError):
         raise
-    except StorageError:
+    except errors.StorageError:
         # Raise a specific error if the newest manifest is the reason why pylance cannot open the table.
-        names = (parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in store.list(VERSIONS_FOLDER))
+        names = (
+            parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
+            for meta in store.list(version_files.VERSIONS_FOLDER)
+        )
         newest = max((name.version for name in names if name is not None and name.scheme is naming), default=0)
-        check_readable(_read_manifest(store, newest, naming).manifest)
+        version_manifest.check_readable(_read_manifest(store, newest, naming).manifest)
         raise
-    return manifest, PinnedDataset(location, manifest, dataset)
+    return manifest, datasets.PinnedDataset(location, manifest, dataset)
 
 
-def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionManifest:
+def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> version_manifest.VersionManifest:
     try:
-        manifest = read_version_manifest(store, version, scheme)
-    except InvalidFormatError as error:
-        path = version_path(version, scheme)
-        raise TableCorruptError(
+        manifest = version_files.read_version_manifest(store, version, scheme)
+    except errors.InvalidFormatError as error:
+        path = version_files.version_path(version, scheme)
+        raise errors.TableCorruptError(
             f"The manifest of version {version} cannot be read: {error}",
             remedy=f"Stop everything that writes the table, gc and expire too, and restore {path} from a backup. "
-            f"Without one, move it and {VERSION_HINT} aside: the version before is the newest then, and readers lose "
-            "what was committed since; see the page before you do.",
+            f"Without one, move it and {version_files.VERSION_HINT} aside: the version before is the newest then, and "
+            "readers lose what was committed since; see the page before you do.",
         ) from error
     for fragment in manifest.manifest.fragments:
         rows, deleted = fragment.physical_rows, fragment.deletion_file.num_deleted_rows
         if rows > _MAX_ROWS or 0 < rows < deleted:  # 0: not recorded, by old releases
-            raise TableCorruptError(
-                f"{version_path(version, scheme)}: fragment {fragment.id} has {rows:,} rows, of which {deleted:,} are "
-                "deleted, which is impossible. Reading it could exhaust the memory."
+            raise errors.TableCorruptError(
+                f"{version_files.version_path(version, scheme)}: fragment {fragment.id} has {rows:,} rows, of which "
+                f"{deleted:,} are deleted, which is impossible. Reading it could exhaust the memory."
             )
     return manifest
 
 
-def _primary_key(version: VersionManifest) -> tuple[str, ...]:
+def _primary_key(version: version_manifest.VersionManifest) -> tuple[str, ...]:
     """Names of the key columns, by their position if the manifest has one (S0-002)."""
     marked: list[tuple[int, str]] = []
     columns = [schema_field for schema_field in version.manifest.fields if schema_field.parent_id < 0]

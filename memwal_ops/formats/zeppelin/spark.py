@@ -20,17 +20,7 @@ import numpy as np
 from memwal_ops.core.anchors import Unguarded
 from memwal_ops.core.spark.runner import Count, SparkStage, TaskRunner
 from memwal_ops.core.spark.stages import in_parts, part_numbers, reported
-from memwal_ops.formats.zeppelin.segments import (
-    Rows,
-    SegmentReader,
-    SegmentWriter,
-    Written,
-    by_cluster,
-    joined,
-    nearest,
-    pack,
-    unpack,
-)
+from memwal_ops.formats.zeppelin import segments
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
@@ -61,7 +51,7 @@ class _Batch:
 
     place: int
     size: int
-    rows: Rows
+    rows: segments.Rows
     cluster: int | None = None
 
 
@@ -85,27 +75,34 @@ class SparkClusters:
 
     @classmethod
     def of(
-        cls, table: Namespace, old: SegmentRef | None, superseded: frozenset[str], writer: SegmentWriter, metric: str
+        cls,
+        table: Namespace,
+        old: SegmentRef | None,
+        superseded: frozenset[str],
+        writer: segments.SegmentWriter,
+        metric: str,
     ) -> SparkClusters:
         """For the segment of a writer."""
         sealed = replace(table, location=table.location.refreshed(), store=None, data=b"", guard=Unguarded())  # type: ignore[arg-type]
         return cls(sealed, old, superseded, writer.segment, writer.centroids, writer.quantizer, metric)
 
-    def extend(self, runner: TaskRunner, reader: SegmentReader, added: Mapping[int, Rows]) -> Iterator[Written]:
+    def extend(
+        self, runner: TaskRunner, reader: segments.SegmentReader, added: Mapping[int, segments.Rows]
+    ) -> Iterator[segments.Written]:
         """Write the clusters of the old segment, each with the rows that are added to it."""
         batches = self._batches(reader, 0, added)
         results, _ = runner.run(self.table, _WRITE, _divided(batches, runner.cores), self._write)
         return iter(results)
 
     def train(
-        self, runner: TaskRunner, log: Sequence[Rows], reader: SegmentReader | None, sample: Matrix
-    ) -> Iterator[Written]:
+        self, runner: TaskRunner, log: Sequence[segments.Rows], reader: segments.SegmentReader | None, sample: Matrix
+    ) -> Iterator[segments.Written]:
         """Assign all rows to the centroids, and write their clusters. ``sample`` is of all rows, for the division."""
         batches = [_Batch(place, rows.bytes, rows) for place, rows in enumerate(log)]
         if reader is not None:
             batches += self._batches(reader, len(batches), {})
         total = sum(batch.size for batch in batches)
-        labels = nearest(sample, self.centroids, self.metric)
+        labels = segments.nearest(sample, self.centroids, self.metric)
         sizes = np.bincount(labels, minlength=len(self.centroids)) * (total / max(1, len(sample)))
         numbers = part_numbers(sizes.astype(int).tolist(), runner.cores * _TASKS_PER_CORE, _BYTES_PER_TASK)
         clusters = in_parts(range(len(self.centroids)), numbers)
@@ -115,7 +112,7 @@ class SparkClusters:
             assigned = rows.mapPartitions(self._assign)
             grouped = assigned.repartitionAndSortWithinPartitions(len(clusters), lambda key: numbers[key[0]])
 
-            def write(part: int, records: Iterable[Record]) -> Iterator[Written]:
+            def write(part: int, records: Iterable[Record]) -> Iterator[segments.Written]:
                 with reported():
                     written = self._write_sorted(clusters[part], records)
                     counters.add(sum(written[0]), sum(size for size, _ in written[1].values()))
@@ -124,8 +121,8 @@ class SparkClusters:
             results = grouped.mapPartitionsWithIndex(write).collect()
         return iter(results)
 
-    def _batches(self, reader: SegmentReader, first: int, added: Mapping[int, Rows]) -> list[_Batch]:
-        none = Rows([], np.zeros((0, self.centroids.shape[1]), np.float32), [])
+    def _batches(self, reader: segments.SegmentReader, first: int, added: Mapping[int, segments.Rows]) -> list[_Batch]:
+        none = segments.Rows([], np.zeros((0, self.centroids.shape[1]), np.float32), [])
         rows = [added.get(number, none) for number in range(reader.segment.clusters)]
         return [
             _Batch(first + number, reader.bytes_of(number, self.centroids.shape[1]) + more.bytes, more, number)
@@ -137,38 +134,40 @@ class SparkClusters:
             reader = self._reader()
             for batch in chain.from_iterable(parts):
                 rows = batch.rows if batch.cluster is None else self._live(reader, batch.cluster)
-                for cluster, members in by_cluster(rows, nearest(rows.vectors, self.centroids, self.metric)):
-                    yield (cluster, batch.place), pack(members)
+                for cluster, members in segments.by_cluster(
+                    rows, segments.nearest(rows.vectors, self.centroids, self.metric)
+                ):
+                    yield (cluster, batch.place), segments.pack(members)
 
-    def _write_sorted(self, clusters: Sequence[int], records: Iterable[Record]) -> Written:
+    def _write_sorted(self, clusters: Sequence[int], records: Iterable[Record]) -> segments.Written:
         writer = self._writer(clusters[0])
         groups = groupby(records, key=lambda record: record[0][0])
         cluster, group = next(groups, (None, iter(())))
         for number in clusters:
             rows = []
             if number == cluster:
-                rows = [unpack(data) for _, data in group]
+                rows = [segments.unpack(data) for _, data in group]
                 cluster, group = next(groups, (None, iter(())))
-            writer.add(joined(rows, self.centroids.shape[1]))
+            writer.add(segments.joined(rows, self.centroids.shape[1]))
         return writer.written()
 
-    def _write(self, part: Sequence[_Batch], count: Count) -> Written:
+    def _write(self, part: Sequence[_Batch], count: Count) -> segments.Written:
         writer, reader = self._writer(part[0].place), self._reader()
         for batch in part:
-            rows = joined([self._live(reader, batch.place), batch.rows], self.centroids.shape[1])
+            rows = segments.joined([self._live(reader, batch.place), batch.rows], self.centroids.shape[1])
             writer.add(rows)
             count(len(rows.ids), batch.size)
         return writer.written()
 
-    def _live(self, reader: SegmentReader | None, cluster: int) -> Rows:
+    def _live(self, reader: segments.SegmentReader | None, cluster: int) -> segments.Rows:
         assert reader is not None  # noqa: S101 - without an old segment, no batch has a cluster
         return reader.cluster(cluster).without(self.superseded)
 
-    def _reader(self) -> SegmentReader | None:
-        return None if self.old is None else SegmentReader(open_store(self.table.location), self.old)
+    def _reader(self) -> segments.SegmentReader | None:
+        return None if self.old is None else segments.SegmentReader(open_store(self.table.location), self.old)
 
-    def _writer(self, first: int) -> SegmentWriter:
-        return SegmentWriter(open_store(self.table.location), self.new, self.centroids, self.quantizer, first)
+    def _writer(self, first: int) -> segments.SegmentWriter:
+        return segments.SegmentWriter(open_store(self.table.location), self.new, self.centroids, self.quantizer, first)
 
 
 def _divided(batches: Sequence[_Batch], cores: int) -> list[list[_Batch]]:

@@ -12,7 +12,7 @@ from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit import commit, publication
 from memwal_ops.formats.lance.engines.merge import passes
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector

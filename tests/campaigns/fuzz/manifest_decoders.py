@@ -13,7 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pyroaring import BitMap
 
 from memwal_ops import errors
-from memwal_ops.formats.lance.files.versions import decode_set_aside, encode_set_aside
+from memwal_ops.formats.lance.files.version_files import decode_set_aside, encode_set_aside
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.retention import live_versions
 from memwal_ops.formats.lance.wire import memwal_index, region_manifest, version_manifest as versions

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops.formats.lance.files.datasets import lance_options
-from memwal_ops.formats.lance.files.versions import read_version_manifest, version_path
+from memwal_ops.formats.lance.files.version_files import read_version_manifest, version_path
 from memwal_ops.formats.lance.wire.names import NamingScheme, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from memwal_ops.storage.catalogs import resolve

@@ -14,7 +14,7 @@ from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import LeaseLostError
-from memwal_ops.formats.lance.files.versions import missing_files, references
+from memwal_ops.formats.lance.files.version_files import missing_files, references
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact

@@ -24,7 +24,7 @@ from memwal_ops.core.holds import (
     take_hold,
 )
 from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedError, VersionGoneError
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions

@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING
 from memwal_ops import errors
 from memwal_ops.core.verification import Inconsistency, Severity, finding_of
 from memwal_ops.formats.lance.checks.rows import check_indexes, check_sampled_filter
-from memwal_ops.formats.lance.files.versions import (
-    TRANSACTIONS_FOLDER,
-    VERSIONS_FOLDER,
-    list_manifests,
-    version_of_main,
-)
+from memwal_ops.formats.lance.files import version_files
+from memwal_ops.formats.lance.generations import generation_files
 from memwal_ops.formats.lance.generations.generation import Generation, generation_ref, open_generation
-from memwal_ops.formats.lance.generations.generation_files import (
-    RegionContents,
-    look_at_generations,
-    read_region_contents,
-)
 from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.index_faults import checked_fault, dot_product_error
@@ -60,9 +51,9 @@ def check_files(table: Table) -> Iterator[Inconsistency]:
             damage.remedy, _PAGE,
         )  # fmt: skip
     name = table.manifest.manifest.transaction_file
-    if name and not _is_transaction(table, f"{TRANSACTIONS_FOLDER}/{name}"):
+    if name and not _is_transaction(table, f"{version_files.TRANSACTIONS_FOLDER}/{name}"):
         yield Inconsistency(
-            Severity.WARNING, "transaction_file", f"{TRANSACTIONS_FOLDER}/{name}",
+            Severity.WARNING, "transaction_file", f"{version_files.TRANSACTIONS_FOLDER}/{name}",
             "The newest version names it, and it is missing or damaged.",
             "A commit that began before this version cannot be compared with it, and fails.",
             "None: the next commit names its own.",
@@ -80,8 +71,8 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Inconsisten
     """Each version's manifest has its own number inside and can be read; none lost all rows by a fault."""
     manifests = {
         version: path
-        for path in list_manifests(table.store, VERSIONS_FOLDER)
-        if (version := version_of_main(path)) is not None
+        for path in version_files.list_manifests(table.store, version_files.VERSIONS_FOLDER)
+        if (version := version_files.version_of_main(path)) is not None
     }
     kept = _kept(table)
     for version, path in sorted(check_versions(table, kept).unreadable.items()):
@@ -350,7 +341,7 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
 
 
 def check_generations(
-    table: Table, state: RegionBacklog, contents: RegionContents, history: SchemaHistory, *, deep: bool
+    table: Table, state: RegionBacklog, contents: generation_files.RegionContents, history: SchemaHistory, *, deep: bool
 ) -> Iterator[Inconsistency | Generation]:
     """Every listed generation has its directory; every unmerged one has its files, and columns that the base table has.
 
@@ -364,7 +355,7 @@ def check_generations(
     Yields: findings, and each unmerged generation that opens and has its files.
     """
     manifest, merged = state.manifest, state.merged
-    files = look_at_generations(table, state, footers=True)
+    files = generation_files.look_at_generations(table, state, footers=True)
     for root in sorted({*files.foreign_roots.values()}):
         generations = [number for number, named in files.foreign_roots.items() if named == root]
         yield Inconsistency(
@@ -421,7 +412,7 @@ def check_generations(
             )  # fmt: skip
 
 
-def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> Iterator[Inconsistency]:
+def check_log(table: Table, state: RegionBacklog, contents: generation_files.RegionContents) -> Iterator[Inconsistency]:
     """Above the last flushed entry the log has no gap, its epochs never fall, and none is above the manifest's."""
     manifest, region_id = state.manifest, state.manifest.region_id
     layout = table.layout_of(region_id)
@@ -456,17 +447,19 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> I
         highest = max(highest, epoch)
 
 
-def contents_of(table: Table, state: RegionBacklog) -> RegionContents | Inconsistency:
+def contents_of(table: Table, state: RegionBacklog) -> generation_files.RegionContents | Inconsistency:
     """A listing of the region's folder, or why there is none."""
     try:
-        return read_region_contents(table.store, state.manifest.region_id, table.layout_of(state.manifest.region_id))
+        return generation_files.read_region_contents(
+            table.store, state.manifest.region_id, table.layout_of(state.manifest.region_id)
+        )
     except LinkError as error:
         return finding_of(error, "link", str(state.manifest.region_id), "Files behind a link are not seen.")
     except MixedLayoutsError as error:
         return finding_of(error, "mixed_layouts", str(state.manifest.region_id), _MIXED)
 
 
-def check_unrecognized(contents: RegionContents) -> Iterator[Inconsistency]:
+def check_unrecognized(contents: generation_files.RegionContents) -> Iterator[Inconsistency]:
     """Objects in a region's folder that neither Lance nor memwal-ops writes."""
     for path in sorted(contents.strays):
         yield Inconsistency(

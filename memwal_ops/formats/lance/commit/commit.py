@@ -49,7 +49,7 @@ from memwal_ops.formats.lance.commit.publication import (
     verify_in_history,
 )
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
-from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, version_path
+from memwal_ops.formats.lance.files.version_files import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.generations.backlog import raised
 from memwal_ops.formats.lance.retention.merged_since import drop_contradicted
 from memwal_ops.formats.lance.wire._pb import table_pb2

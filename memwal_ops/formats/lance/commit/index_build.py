@@ -22,15 +22,10 @@ from lance.lance import Bitmap
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.publication import commit_lost
 from memwal_ops.formats.lance.files.datasets import handle_options, is_commit_conflict, is_panic, lance_errors, metered
-from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, index_key
+from memwal_ops.formats.lance.files.version_files import TRANSACTIONS_FOLDER, index_key
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
+from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.version_manifest import (
-    FRAGMENT_REUSE,
-    NO_TRANSACTION_FILES,
-    decode_fragment_bitmap,
-    encode_fragment_bitmap,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +62,8 @@ def still_fits(build: IndexBuild, built_on: Table, newest: Table, name: str) -> 
         return True
     # Of the reuse index: where it changed, rows were moved, and readers translate their addresses.
     if any(
-        _segment_ids(newest, index_name) != _segment_ids(built_on, index_name) for index_name in (name, FRAGMENT_REUSE)
+        _segment_ids(newest, index_name) != _segment_ids(built_on, index_name)
+        for index_name in (name, version_manifest.FRAGMENT_REUSE)
     ):
         return False
     files = {fragment.id: [*fragment.files] for fragment in newest.manifest.manifest.fragments}
@@ -161,7 +157,7 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
 def _no_transaction_file(table: Table, name: str) -> MemwalOpsError:
     """The error for a build without a transaction file. pylance commits without the file if it cannot write it."""
     uri = table.location.uri
-    if table.manifest.manifest.writer_feature_flags & NO_TRANSACTION_FILES:
+    if table.manifest.manifest.writer_feature_flags & version_manifest.NO_TRANSACTION_FILES:
         return UnsupportedFeatureError(
             f"{uri} is set to commit without transaction files, which are needed to build an index."
         )
@@ -201,7 +197,7 @@ def to_pylance(entry: table_pb2.IndexMetadata) -> Index:
         name=entry.name,
         fields=[*entry.fields],
         dataset_version=entry.dataset_version,
-        fragment_ids=Bitmap(decode_fragment_bitmap(entry.fragment_bitmap)),
+        fragment_ids=Bitmap(version_manifest.decode_fragment_bitmap(entry.fragment_bitmap)),
         index_version=entry.index_version,
         created_at=datetime.fromtimestamp(entry.created_at / 1000, UTC) if entry.created_at else None,
         base_id=entry.base_id if entry.HasField("base_id") else None,
@@ -222,7 +218,7 @@ def from_pylance(index: Index) -> table_pb2.IndexMetadata:
         fields=index.fields,
         name=index.name,
         dataset_version=index.dataset_version,
-        fragment_bitmap=encode_fragment_bitmap(frozenset(index.fragment_ids)),
+        fragment_bitmap=version_manifest.encode_fragment_bitmap(frozenset(index.fragment_ids)),
         index_version=index.index_version,
     )
     entry.uuid.uuid = UUID(index.uuid).bytes

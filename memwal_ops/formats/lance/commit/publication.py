@@ -14,42 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwal_ops import errors
 from memwal_ops.core.anchors import Anchor, delete_proven
 from memwal_ops.core.context import record
-from memwal_ops.errors import (
-    CommitConflictError,
-    CommitStateUnknownError,
-    InvalidFormatError,
-    InvariantViolatedError,
-    LeaseLostError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    StorageError,
-    TableReplacedError,
-)
+from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
-from memwal_ops.formats.lance.files.versions import (
-    VERSION_HINT,
-    VersionPage,
-    deletion_path,
-    is_same_file,
-    list_page,
-    list_versions,
-    missing_files,
-    read_version_manifest,
-    references,
-    version_path,
-)
 from memwal_ops.formats.lance.retention.live_versions import named_versions
+from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.formats.lance.wire.version_manifest import (
-    VersionManifest,
-    decode_version_manifest,
-    dictionary_values,
-    encode_version_manifest,
-)
 from memwal_ops.log import get_logger
 from memwal_ops.version import __version__
 
@@ -64,7 +38,7 @@ if TYPE_CHECKING:
 _JUST_WRITTEN = 3600.0
 
 
-class CommitLostError(CommitConflictError):
+class CommitLostError(errors.CommitConflictError):
     """Another writer published ``V + 1`` first. Nothing of this run is visible, and it has to replan.
 
     ``files_unreferenced``: no version refers to the files that the operation wrote, so they can be deleted.
@@ -88,7 +62,7 @@ def may_be_named(error: BaseException) -> bool:
     """
     if isinstance(error, CommitLostError):
         return not error.files_unreferenced
-    return isinstance(error, CommitStateUnknownError) or not isinstance(error, MemwalOpsError)
+    return isinstance(error, errors.CommitStateUnknownError) or not isinstance(error, errors.MemwalOpsError)
 
 
 @contextmanager
@@ -99,7 +73,7 @@ def deleted_unless_named(delete: Callable[[], object]) -> Iterator[None]:
     """
     try:
         yield
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         if not may_be_named(error):
             delete()
         raise
@@ -135,15 +109,15 @@ def refuse_if_not_newest(table: Table, version: int) -> None:
     Timeline: a merger stalls at V; others commit V+1 and V+2, a clean-up removes V+1 and the files
     to which only V referred. The name V+1 is free, but a version under it would refer to deleted files.
     """
-    listed = list_page(table.store)
+    listed = version_files.list_page(table.store)
     if newest_version(table, listed) != table.version:
         raise commit_lost(table, version)
     refuse_replaced(table, version, listed)
 
 
-def added_files(table: Table, built: VersionManifest) -> frozenset[str]:
+def added_files(table: Table, built: version_manifest.VersionManifest) -> frozenset[str]:
     """Keys of the files that a version has in addition to those of ``table``."""
-    return references(built).own - references(table.manifest).own
+    return version_files.references(built).own - version_files.references(table.manifest).own
 
 
 def refuse_missing_files(table: Table, added: Iterable[str]) -> None:
@@ -158,7 +132,7 @@ def refuse_missing_files(table: Table, added: Iterable[str]) -> None:
     """
     recent = time.time() - table.listed.at < _JUST_WRITTEN
     doubtful = [key for key in added if not recent or key.startswith(f"{INDICES_FOLDER}/")]
-    missing = missing_files(table.store, doubtful)
+    missing = version_files.missing_files(table.store, doubtful)
     if missing:
         raise FilesDeletedError(
             f"{missing[0]} of {table.location.uri} was deleted before a version could refer to it: the run, or its "
@@ -166,7 +140,7 @@ def refuse_missing_files(table: Table, added: Iterable[str]) -> None:
         )
 
 
-def refuse_wrong_deletions(table: Table, built: VersionManifest, added: frozenset[str]) -> None:
+def refuse_wrong_deletions(table: Table, built: version_manifest.VersionManifest, added: frozenset[str]) -> None:
     """Refuse to publish a version on ``table`` if a deletion file that it adds does not read back as it should.
 
     Raises:
@@ -175,18 +149,19 @@ def refuse_wrong_deletions(table: Table, built: VersionManifest, added: frozense
     with_new_ones = [
         fragment
         for fragment in built.manifest.fragments
-        if fragment.HasField("deletion_file") and deletion_path(fragment.id, fragment.deletion_file) in added
+        if fragment.HasField("deletion_file")
+        and version_files.deletion_path(fragment.id, fragment.deletion_file) in added
     ]
     fresh = table_pb2.Manifest(fragments=with_new_ones, base_paths=built.manifest.base_paths)
     damage = damaged_deletions(table.location, table.store, fresh, table.sound)
     if damage is not None:
-        raise StorageError(
+        raise errors.StorageError(
             f"{damage.path} {damage.why}; it was just written, and nothing was published.",
             remedy="Run it again. If it happens again, the store returns wrong bytes.",
         )
 
 
-def newest_version(table: Table, listed: VersionPage) -> int:
+def newest_version(table: Table, listed: version_files.VersionPage) -> int:
     """The newest version by a new listing; one more request if that does not determine it."""
     if listed.newest is not None:
         return listed.newest
@@ -194,7 +169,7 @@ def newest_version(table: Table, listed: VersionPage) -> int:
         return int(table.handle.get().latest_version)
 
 
-def refuse_replaced(table: Table, version: int, listed: VersionPage) -> None:
+def refuse_replaced(table: Table, version: int, listed: version_files.VersionPage) -> None:
     """Refuse to publish if the table was replaced by another one at the same version.
 
     Timeline: a merger reads version 3; the table is removed and created again by the same steps, so that it
@@ -202,11 +177,11 @@ def refuse_replaced(table: Table, version: int, listed: VersionPage) -> None:
 
     The manifest is read again, unless the listings before it was read and now show the same object, by its entity tag.
     """
-    if is_same_file(table.file, listed.versions.get(table.version)):
+    if version_files.is_same_file(table.file, listed.versions.get(table.version)):
         return
     try:
-        current = read_version_manifest(table.store, table.version, table.naming)
-    except (ObjectNotFoundError, InvalidFormatError) as error:
+        current = version_files.read_version_manifest(table.store, table.version, table.naming)
+    except (errors.ObjectNotFoundError, errors.InvalidFormatError) as error:
         raise commit_lost(table, version) from error
     if current != table.manifest:
         raise commit_lost(table, version)
@@ -218,7 +193,7 @@ def refuse_gaps(table: Table) -> None:
     A rebase ignores versions that are missing: it would not see their changes
     (docs/upstream/updates_double_rows_beside_a_cleanup.py).
     """
-    listed = list_page(table.store)
+    listed = version_files.list_page(table.store)
     newest = newest_version(table, listed)
     since = range(table.version + 1, newest + 1)
     if not all(version in listed.versions or is_taken(table, version) for version in since):
@@ -228,7 +203,7 @@ def refuse_gaps(table: Table) -> None:
 
 def is_taken(table: Table, version: int) -> bool:
     """Whether a version of that number exists."""
-    return table.store.head(version_path(version, table.naming)) is not None
+    return table.store.head(version_files.version_path(version, table.naming)) is not None
 
 
 def commit_lost(table: Table, version: int, *, files_unreferenced: bool = True) -> CommitLostError:
@@ -248,18 +223,20 @@ def publish(table: Table, data: bytes, version: int) -> None:
         InvariantViolatedError: it has not all values of the table's dictionary columns; nothing was published.
     """
     _refuse_lost_values(table, data)
-    path = version_path(version, table.naming)
-    failure: StorageError | None = None
+    path = version_files.version_path(version, table.naming)
+    failure: errors.StorageError | None = None
     try:
         published = table.store.put_if_absent(path, data)
-    except StorageError as error:
+    except errors.StorageError as error:
         published, failure = False, error
     if not published:
         stored = _read_back(table, path, failure)
         if stored is None and failure is not None:
             # Not there now, but a request that is still in flight may succeed later: the outcome is unknown, so this
             # run must not report a failure and must not clean up.
-            raise CommitStateUnknownError(f"Whether version {version} was committed is unknown: {failure}") from failure
+            raise errors.CommitStateUnknownError(
+                f"Whether version {version} was committed is unknown: {failure}"
+            ) from failure
         if stored is None:
             # Taken a moment ago, and absent now: cleaned up, or this read is stale and the manifest is this run's. The
             # files to which it may refer must be kept.
@@ -276,29 +253,29 @@ def _refuse_lost_values(table: Table, data: bytes) -> None:
 
     Lance reads other bytes as the values then, or none; no row tells that they are wrong.
     """
-    before = dictionary_values(table.manifest.manifest, table.manifest.dictionaries)
+    before = version_manifest.dictionary_values(table.manifest.manifest, table.manifest.dictionaries)
     if not before:
         return
-    manifest = decode_version_manifest(data).manifest
-    after = dictionary_values(manifest, data)
+    manifest = version_manifest.decode_version_manifest(data).manifest
+    after = version_manifest.dictionary_values(manifest, data)
     if any(before[column] != after.get(column) for column in before.keys() & {field.id for field in manifest.fields}):
-        raise InvariantViolatedError(
+        raise errors.InvariantViolatedError(
             f"The new version of {table.location.uri} would lose values of a dictionary column."
         )
 
 
-def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | None:
+def _read_back(table: Table, path: str, cause: errors.StorageError | None) -> bytes | None:
     try:
         return table.store.get(path)
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return None
-    except StorageError as error:
-        raise CommitStateUnknownError(f"Whether the commit at {path} succeeded is unknown: {error}") from (
+    except errors.StorageError as error:
+        raise errors.CommitStateUnknownError(f"Whether the commit at {path} succeeded is unknown: {error}") from (
             cause or error
         )
 
 
-def verify_in_history(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
+def verify_in_history(table: Table, published: version_manifest.VersionManifest, progress: Mapping[UUID, int]) -> None:
     """Verify that the published version is in the table's history: later versions are built on it.
 
     :func:`refuse_if_not_newest` does not cover the put itself: a run that stalls between the two publishes
@@ -317,16 +294,16 @@ def verify_in_history(table: Table, published: VersionManifest, progress: Mappin
         _verify_in_history(table, published, progress)
     except CommitLostError:
         raise
-    except MemwalOpsError as error:
-        raise CommitStateUnknownError(
+    except errors.MemwalOpsError as error:
+        raise errors.CommitStateUnknownError(
             f"Version {published.manifest.version} was published, but whether later versions are built on it "
             f"could not be verified: {error}"
         ) from error
 
 
-def _verify_in_history(table: Table, published: VersionManifest, progress: Mapping[UUID, int]) -> None:
+def _verify_in_history(table: Table, published: version_manifest.VersionManifest, progress: Mapping[UUID, int]) -> None:
     version = int(published.manifest.version)
-    listed = list_page(table.store)
+    listed = version_files.list_page(table.store)
     if newest_version(table, listed) <= version:
         table.remember(published, listed)
         return
@@ -355,32 +332,36 @@ def _was_published_late(table: Table, version: int, added: set[tuple[object, ...
 
     The clock alone is not a proof: on a shared file system it is the writing machine's clock.
     """
-    published = {number: meta.last_modified for number, meta in list_versions(table.store).numbered.items()}
+    published = {
+        number: meta.last_modified for number, meta in version_files.list_versions(table.store).numbered.items()
+    }
     at = published.get(version)
     older = [later for later, time in published.items() if at is not None and later > version and time < at]
-    return bool(older) and added.isdisjoint(_names(read_version_manifest(table.store, min(older), table.naming)))
+    return bool(older) and added.isdisjoint(
+        _names(version_files.read_version_manifest(table.store, min(older), table.naming))
+    )
 
 
-def _delete_unreadable(newest: Table, published: VersionManifest) -> bool:
+def _delete_unreadable(newest: Table, published: version_manifest.VersionManifest) -> bool:
     """Whether the published version was deleted: files that it needs are missing, and no holder refers to it."""
     version = int(published.manifest.version)
-    path = version_path(version, newest.naming)
+    path = version_files.version_path(version, newest.naming)
     try:
-        needed = references(published).own - references(newest.manifest).own
-    except InvalidFormatError:
+        needed = version_files.references(published).own - version_files.references(newest.manifest).own
+    except errors.InvalidFormatError:
         return False  # written by a release with more kinds of files
-    if not missing_files(newest.store, needed) or version in named_versions(newest):
+    if not version_files.missing_files(newest.store, needed) or version in named_versions(newest):
         return False
     meta = newest.store.head(path)
-    if meta is None or newest.store.get(path) != encode_version_manifest(published):
+    if meta is None or newest.store.get(path) != version_manifest.encode_version_manifest(published):
         return False  # expired meanwhile, or another writer's
     try:
         return not delete_proven(newest.store, [path], [Anchor(f"Version {version}", meta)]).failed
-    except TableReplacedError:
+    except errors.TableReplacedError:
         return False
 
 
-def _names(version: VersionManifest) -> set[tuple[object, ...]]:
+def _names(version: version_manifest.VersionManifest) -> set[tuple[object, ...]]:
     """The unique names by which a version's descendants are recognized: data files, deletion vectors and indexes.
 
     This includes indexes that the version itself removed: it was built on a version that had them.
@@ -411,7 +392,7 @@ def advance_hint(table: Table, version: int) -> None:
     """
     try:
         hinted = table.listed.has_hint()
-        if hinted or (hinted is None and table.store.head(VERSION_HINT) is not None):
-            table.store.put(VERSION_HINT, b'{"version":%d}' % version)
-    except (StorageError, LeaseLostError):
+        if hinted or (hinted is None and table.store.head(version_files.VERSION_HINT) is not None):
+            table.store.put(version_files.VERSION_HINT, b'{"version":%d}' % version)
+    except (errors.StorageError, errors.LeaseLostError):
         return

@@ -55,7 +55,7 @@ from memwal_ops.formats.lance.files.datasets import (
     metered,
     open_dataset,
 )
-from memwal_ops.formats.lance.files.versions import (
+from memwal_ops.formats.lance.files.version_files import (
     BASE_FOLDERS,
     CHECKED_MARK,
     VERSIONS_FOLDER,

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, own_log
-from memwal_ops.formats.lance.files.versions import DATA_FOLDER, DELETIONS_FOLDER, VERSIONS_FOLDER, deletion_path
+from memwal_ops.formats.lance.files.version_files import DATA_FOLDER, DELETIONS_FOLDER, VERSIONS_FOLDER, deletion_path
 from memwal_ops.formats.lance.wire.lance_file import check_deletion_file, check_lance_file, is_first_format
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, log_folder
 from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES

@@ -31,7 +31,7 @@ from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, STORE_ERRORS, lance_errors, open_dataset
 from memwal_ops.formats.lance.files.named_files import FileRoot, NamedFile, Places, damaged_deletions, sizes_of
-from memwal_ops.formats.lance.files.versions import (
+from memwal_ops.formats.lance.files.version_files import (
     DATA_FOLDER,
     VERSIONS_FOLDER,
     file_key,
@@ -52,13 +52,8 @@ from memwal_ops.formats.lance.generations.projection import (
 )
 from memwal_ops.formats.lance.retention.schema_history import OPENED, Flush, SchemaHistory, WriterVersion
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
+from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, NamingScheme, log_folder, region_folder
-from memwal_ops.formats.lance.wire.version_manifest import (
-    VersionManifest,
-    decode_version_manifest,
-    encode_row_ids,
-    lance_major,
-)
 from memwal_ops.storage.api import LinkError, ObjectMeta, Store
 from memwal_ops.storage.locations import LOCAL, Location, resolve_folder
 from memwal_ops.storage.objects import open_store
@@ -145,7 +140,7 @@ def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
 
     Raises ``InvalidFormatError``: its manifest does not decode; ``ObjectNotFoundError``: it has no such version.
     """
-    manifest: VersionManifest = read_version_manifest(store, version, folder=folder)
+    manifest: version_manifest.VersionManifest = read_version_manifest(store, version, folder=folder)
     paths = (version_path(version, naming, folder=folder) for naming in (NamingScheme.V2, NamingScheme.V1))
     meta = next((meta for path in paths if (meta := store.head(path)) is not None), None)
     if meta is None:
@@ -155,7 +150,7 @@ def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
     opened = WriterVersion.parsed(manifest.manifest.table_metadata.get(OPENED))
     flush = Flush(manifest.manifest.timestamp.ToNanoseconds(), by_store, opened)
     logged = _logged(store, folder, manifest.manifest, flush)
-    return WrittenBy(manifest.manifest, flush, logged, lance_major(manifest.manifest))
+    return WrittenBy(manifest.manifest, flush, logged, version_manifest.lance_major(manifest.manifest))
 
 
 def _logged(store: Store, folder: str, manifest: table_pb2.Manifest, flush: Flush) -> Flush:
@@ -242,7 +237,7 @@ class GenerationCopies:
 
 def _needed(content: bytes, listed: dict[str, ObjectMeta]) -> list[ObjectMeta] | None:
     """The data and deletion files of a version by its manifest; None if some are not in the listing or elsewhere."""
-    version = decode_version_manifest(content)
+    version = version_manifest.decode_version_manifest(content)
     if version.manifest.base_paths:
         return None
     keys = {key for key in references(version).own if not key.startswith(f"{INDICES_FOLDER}/")}
@@ -352,7 +347,7 @@ class Generation:
                 columns=self.projection.source_columns,
                 filter=condition,
                 # Those of a generation are its row ids: no writer gives it stable ones.
-                row_addr_allowlist=None if addresses is None else encode_row_ids(addresses),
+                row_addr_allowlist=None if addresses is None else version_manifest.encode_row_ids(addresses),
                 use_scalar_index=False,  # see find_keys
                 batch_size=batch_rows,
                 scan_in_order=True,

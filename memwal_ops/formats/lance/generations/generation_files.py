@@ -28,15 +28,8 @@ from memwal_ops.errors import (
     MemwalOpsError,
     ObjectNotFoundError,
 )
+from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.files.named_files import Damage, FileRoot, NamedFile, Places, sizes_of
-from memwal_ops.formats.lance.files.versions import (
-    PAGE,
-    VERSIONS_FOLDER,
-    decode_named,
-    index_key,
-    is_ascending,
-    version_of_main,
-)
 from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion, RegionBacklog, still_blocked
 from memwal_ops.formats.lance.generations.generation import (
     GenerationRef,
@@ -331,7 +324,7 @@ def _damaged_indexes(
     place, folders = FileRoot(table.store, ref.folder), [f"{ref.folder}/{KEY_INDEX}"]
     sizes: dict[str, int] = {}
     for index in named.indexes:
-        folder = f"{ref.folder}/{index_key(index)}"
+        folder = f"{ref.folder}/{version_files.index_key(index)}"
         folders.append(folder)
         sizes |= {f"{folder}/{file.path}": int(file.size_bytes) for file in index.files}
         if not any(path.startswith(f"{folder}/") for path in (*files, *sizes)):
@@ -340,7 +333,7 @@ def _damaged_indexes(
     try:
         indexes = [place.index_file(path, sizes.get(path, 0)) for path in sorted(there | sizes.keys())]
     except InvalidFormatError as error:
-        return [Damage(f"{ref.folder}/{VERSIONS_FOLDER}", names.INDICES_FOLDER, str(error), MERGE_IT)]
+        return [Damage(f"{ref.folder}/{version_files.VERSIONS_FOLDER}", names.INDICES_FOLDER, str(error), MERGE_IT)]
 
     def damage(file: NamedFile) -> str | None:
         meta = files.get(file.path)
@@ -386,9 +379,9 @@ def _files(table: Table, refs: Sequence[GenerationRef]) -> Iterator[ObjectMeta]:
         return
     last = max((f"{ref.folder}0" for ref in refs), default="")  # "0" sorts behind "/"
     listing = table.store.list(names.region_folder(refs[0].region_id)) if refs else iter(())
-    while page := list(islice(listing, PAGE)):
+    while page := list(islice(listing, version_files.PAGE)):
         yield from page
-        if is_ascending(page) and page[-1].path > last:  # not on S3 Express
+        if version_files.is_ascending(page) and page[-1].path > last:  # not on S3 Express
             return
 
 
@@ -434,12 +427,12 @@ def _bytes_of(named: _Named, listed: Mapping[str, ObjectMeta]) -> int:
 
 def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) -> _Named | MemwalOpsError:
     start = len(ref.folder) + 1
-    versions = {version: path for path in files if (version := version_of_main(path[start:])) is not None}
+    versions = {version: path for path in files if (version := version_files.version_of_main(path[start:])) is not None}
     if not versions:
         return GenerationCorruptError(f"{ref} has files, and no manifest.")
     path = versions[max(versions)]
     try:
-        manifest = decode_named(path, table.store.get(path))
+        manifest = version_files.decode_named(path, table.store.get(path))
         places = Places(table.location, table.store, manifest.manifest, ref.folder)
         indexes = [index for index in manifest.index_entries if not index.name.startswith(SYSTEM_INDEX)]
         rows = sum(fragment.physical_rows for fragment in manifest.manifest.fragments)

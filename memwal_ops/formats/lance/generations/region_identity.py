@@ -30,21 +30,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, ObjectNotFoundError, RegionReplacedError
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER
 from memwal_ops.formats.lance.regions.merge_history import Moment, is_earlier
 from memwal_ops.formats.lance.regions.specs import MANUAL, RegionSpec, by_region, decode_spec, region_values
+from memwal_ops.formats.lance.wire import region_manifest
 from memwal_ops.formats.lance.wire.names import region_folder
-from memwal_ops.formats.lance.wire.region_manifest import (
-    UNDECIDED,
-    UNMERGED,
-    FlushedGeneration,
-    RegionManifest,
-    RegionRecord,
-    decode_field,
-    encode_field,
-    field_type,
-    mark_of,
-)
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
@@ -57,10 +47,12 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta, Store
 
 
-UNDECIDED_RECORD = RegionRecord(0, UNDECIDED)
+UNDECIDED_RECORD = region_manifest.RegionRecord(0, region_manifest.UNDECIDED)
 
 
-def check_identity(table: Table, manifest: RegionManifest, *, created: datetime | None = None) -> RegionRecord | None:
+def check_identity(
+    table: Table, manifest: region_manifest.RegionManifest, *, created: datetime | None = None
+) -> region_manifest.RegionRecord | None:
     """Refuse a region that is not, or may not be, the one whose progress the table records, at this version.
 
     ``created``: when the oldest existing manifest of the region was written, by the store's clock. None: for a region
@@ -80,10 +72,14 @@ def check_identity(table: Table, manifest: RegionManifest, *, created: datetime 
     if not merged:
         _check_age(table, manifest, record, created)
         return None
-    return None if record is not None and record.mark != UNMERGED else _check_by_times(table, manifest, merged)
+    return (
+        None
+        if record is not None and record.mark != region_manifest.UNMERGED
+        else _check_by_times(table, manifest, merged)
+    )
 
 
-def check_record(table: Table, manifest: RegionManifest) -> None:
+def check_record(table: Table, manifest: region_manifest.RegionManifest) -> None:
     """Refuse a region that is another one by the table's records; no request, and no times are compared.
 
     Raises ``RegionReplacedError``: it is another region, or an operator has to decide whether it is.
@@ -93,7 +89,7 @@ def check_record(table: Table, manifest: RegionManifest) -> None:
     record = table.records.get(region_id)
     if manifest.sealed and not manifest.flushed_generations:
         return
-    if record is not None and record.mark == UNDECIDED:
+    if record is not None and record.mark == region_manifest.UNDECIDED:
         raise _older_than_the_index(manifest)
     if merged and merged >= manifest.current_generation:
         raise RegionReplacedError(
@@ -102,7 +98,7 @@ def check_record(table: Table, manifest: RegionManifest) -> None:
             "was removed, or that of the table from which this branch or clone was made.",
             remedy=_remedy(region_id, may_be_merged=False),
         )
-    if record is None or record.mark == UNMERGED:
+    if record is None or record.mark == region_manifest.UNMERGED:
         return
     if not merged:
         raise RegionReplacedError(
@@ -112,7 +108,7 @@ def check_record(table: Table, manifest: RegionManifest) -> None:
             remedy=f"{_remedy_for_lost(region_id)} {_remedy_for_old(region_id)}",
         )
     listed = _listed(manifest, record.generation)
-    if listed is not None and mark_of(listed.path) != record.mark:
+    if listed is not None and region_manifest.mark_of(listed.path) != record.mark:
         raise RegionReplacedError(
             f"Region {region_id}: the generation {record.generation} that was merged is not {listed.path}, "
             f"which this region lists. The progress (generation {merged} is merged) belongs to "
@@ -122,7 +118,9 @@ def check_record(table: Table, manifest: RegionManifest) -> None:
         )
 
 
-def lost_progress(table: Table, manifest: RegionManifest) -> tuple[int, RegionRecord | None] | None:
+def lost_progress(
+    table: Table, manifest: region_manifest.RegionManifest
+) -> tuple[int, region_manifest.RegionRecord | None] | None:
     """The progress of a region that the newest version lacks, since its MemWAL index was removed and made again.
 
     Proof: the newest version descends, without an overwrite, from one that has the progress, by transactions that
@@ -139,25 +137,25 @@ def lost_progress(table: Table, manifest: RegionManifest) -> tuple[int, RegionRe
         return None
     version, merged = progress
     record = table.records.get(region_id)
-    if record is not None and record.mark == UNMERGED and record.generation > version:
+    if record is not None and record.mark == region_manifest.UNMERGED and record.generation > version:
         return None  # an operator decided since
-    if record is None or record.mark in {UNMERGED, UNDECIDED}:
+    if record is None or record.mark in {region_manifest.UNMERGED, region_manifest.UNDECIDED}:
         try:
             return merged, _check_by_times(table, manifest, merged, until=version)
         except RegionReplacedError:
             return None
     listed = _listed(manifest, record.generation)
-    is_same = record.generation <= merged and (listed is None or mark_of(listed.path) == record.mark)
+    is_same = record.generation <= merged and (listed is None or region_manifest.mark_of(listed.path) == record.mark)
     return (merged, record) if is_same else None
 
 
-def _listed(manifest: RegionManifest, generation: int) -> FlushedGeneration | None:
+def _listed(manifest: region_manifest.RegionManifest, generation: int) -> region_manifest.FlushedGeneration | None:
     return next((flushed for flushed in manifest.flushed_generations if flushed.generation == generation), None)
 
 
 def _check_by_times(
-    table: Table, manifest: RegionManifest, merged: int, *, until: int | None = None
-) -> RegionRecord | None:
+    table: Table, manifest: region_manifest.RegionManifest, merged: int, *, until: int | None = None
+) -> region_manifest.RegionRecord | None:
     """Check a region by times: other programs merged it, and stored no record. ``until``: the version to begin at."""
     existing = _newest_existing(table.store, manifest, merged)
     if existing is None:
@@ -179,10 +177,15 @@ def _check_by_times(
             "this id: one that was removed, or that of the table from which this branch or clone was made.",
             remedy=_remedy(manifest.region_id),
         )
-    return RegionRecord(flushed.generation, mark_of(flushed.path))
+    return region_manifest.RegionRecord(flushed.generation, region_manifest.mark_of(flushed.path))
 
 
-def _check_age(table: Table, manifest: RegionManifest, record: RegionRecord | None, created: datetime | None) -> None:
+def _check_age(
+    table: Table,
+    manifest: region_manifest.RegionManifest,
+    record: region_manifest.RegionRecord | None,
+    created: datetime | None,
+) -> None:
     """Check that a region with no merged generation is not of a table that was at this place before."""
     if created is None or not manifest.flushed_generations:
         return
@@ -209,7 +212,7 @@ def _check_age(table: Table, manifest: RegionManifest, record: RegionRecord | No
         )
 
 
-def _older_than_the_index(manifest: RegionManifest) -> RegionReplacedError:
+def _older_than_the_index(manifest: region_manifest.RegionManifest) -> RegionReplacedError:
     return RegionReplacedError(
         f"Region {manifest.region_id} is, or may be, older than the table's MemWAL index, by the times of its files or "
         "by the timestamps in them. Then it belongs to the table as it was before it was overwritten, before it was "
@@ -220,15 +223,17 @@ def _older_than_the_index(manifest: RegionManifest) -> RegionReplacedError:
     )
 
 
-def _newest_existing(store: Store, manifest: RegionManifest, most: int) -> tuple[FlushedGeneration, Moment] | None:
+def _newest_existing(
+    store: Store, manifest: region_manifest.RegionManifest, most: int
+) -> tuple[region_manifest.FlushedGeneration, Moment] | None:
     """The newest of the listed generations up to ``most`` that exists, and when it was flushed."""
     listed = [flushed for flushed in manifest.flushed_generations if flushed.generation <= most]
     return _first_existing(store, manifest.region_id, listed[::-1])
 
 
 def _first_existing(
-    store: Store, region_id: UUID, generations: Sequence[FlushedGeneration]
-) -> tuple[FlushedGeneration, Moment] | None:
+    store: Store, region_id: UUID, generations: Sequence[region_manifest.FlushedGeneration]
+) -> tuple[region_manifest.FlushedGeneration, Moment] | None:
     for flushed in generations:
         folder = f"{region_folder(region_id)}/{flushed.path}"
         metas = [meta for meta in store.list(f"{folder}/{VERSIONS_FOLDER}") if meta.path.endswith(".manifest")]
@@ -287,7 +292,7 @@ class RegionValues:
     def encoded(self) -> tuple[tuple[str, bytes], ...]:
         """The values as a region manifest stores them; NULL is left out."""
         stored = (
-            (field.field_id, encode_field(value, field_type(field.result_type)))
+            (field.field_id, region_manifest.encode_field(value, region_manifest.field_type(field.result_type)))
             for field, value in zip(self.spec.fields, self.values, strict=True)
         )
         return tuple((name, value) for name, value in stored if value is not None)
@@ -325,7 +330,7 @@ def table_spec(table: Table, spec_id: int) -> RegionSpec:
     raise InvalidUsageError(f"{table.location.uri} has no region spec {spec_id}; it has: {known or 'none'}.")
 
 
-def region_values_of(table: Table, manifest: RegionManifest) -> RegionValues | None:
+def region_values_of(table: Table, manifest: region_manifest.RegionManifest) -> RegionValues | None:
     """The values of a region; None: it belongs to no spec.
 
     Raises:
@@ -338,7 +343,9 @@ def region_values_of(table: Table, manifest: RegionManifest) -> RegionValues | N
     return RegionValues(
         spec,
         tuple(
-            decode_field(stored[field.field_id], field_type(field.result_type)) if field.field_id in stored else None
+            region_manifest.decode_field(stored[field.field_id], region_manifest.field_type(field.result_type))
+            if field.field_id in stored
+            else None
             for field in spec.fields
         ),
     )

@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, WalCorruptError
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_manifests
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER, list_manifests
 from memwal_ops.formats.lance.generations.backlog import Backlog, RegionBacklog, read_backlog
 from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref, read_flush
 from memwal_ops.formats.lance.regions.manifests import ListedLog

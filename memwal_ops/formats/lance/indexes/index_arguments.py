@@ -18,7 +18,7 @@ from lance.indices import IndexConfig
 from lance.query import DocumentGranularity
 
 from memwal_ops.errors import ObjectNotFoundError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.files import datasets, named_files, versions
+from memwal_ops.formats.lance.files import datasets, named_files, version_files
 from memwal_ops.formats.lance.indexes import codebook
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, index_folder, open_index_file
 from memwal_ops.log import get_logger
@@ -187,7 +187,7 @@ def parameters_kept(table: Table, index: BaseIndex) -> dict[str, Any] | None:
 
 
 def _is_damaged(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> bool:
-    folder, place = versions.index_key(entry), named_files.FileRoot(table.store, "")
+    folder, place = version_files.index_key(entry), named_files.FileRoot(table.store, "")
     stored = {meta.path: meta.size for meta in table.store.list(folder)}
     named = {f"{folder}/{file.path}": int(file.size_bytes) for file in entry.files}
     # Releases that list no files of an index: that with the parameters must be there.

@@ -24,7 +24,7 @@ import numpy as np
 from memwal_ops.core.export import exported_store
 from memwal_ops.errors import IndexesBehindError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError, StorageError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, has_sql_literals, is_one_of, lance_errors
-from memwal_ops.formats.lance.files.versions import VersionWriter
+from memwal_ops.formats.lance.files.version_files import VersionWriter
 from memwal_ops.formats.lance.indexes.base_indexes import (
     BaseIndex,
     base_indexes,

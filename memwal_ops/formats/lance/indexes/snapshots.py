@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.blobs import lance_bytes, lance_rows
-from memwal_ops.formats.lance.files.versions import list_versions, read_version_manifest
+from memwal_ops.formats.lance.files.version_files import list_versions, read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.wire import memwal_index

@@ -35,28 +35,13 @@ from typing import TYPE_CHECKING
 from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.documents import document
-from memwal_ops.formats.lance.commit.commit import (
-    CommitLostError,
-    CommitNote,
-    IndexChange,
-    check_rewritable,
-    commit_indexes,
-    publish_change,
-    publish_progress,
-)
+from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.generations.backlog import read_backlog, subtract
 from memwal_ops.formats.lance.generations.generation import open_generation, read_flush
 from memwal_ops.formats.lance.generations.projection import UndecidedColumnsError
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
 from memwal_ops.formats.lance.jobs.drained import DrainedRegion, accept, drained_regions
-from memwal_ops.formats.lance.log.region_seal import (
-    ForeignGeneration,
-    check_complete,
-    foreign_generations,
-    move_region,
-    new_region_id,
-    point_here,
-)
+from memwal_ops.formats.lance.log import region_seal
 from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS, SchemaHistory
 from memwal_ops.formats.lance.wire.region_manifest import UNMERGED, RegionManifest, RegionRecord, mark_of
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -254,8 +239,8 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
         ForeignRootError: of a table that was moved, a file is missing.
     """
     del context
-    started, note, answer = time.monotonic(), CommitNote.new("adopt"), _answer(options)
-    check_rewritable(table)
+    started, note, answer = time.monotonic(), commit.CommitNote.new("adopt"), _answer(options)
+    commit.check_rewritable(table)
     regions: _Regions
     match answer:
         case Answer.SAME_COLUMNS:
@@ -277,8 +262,8 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
     ``CommitStateUnknownError``: the outcome of the commit is unknown; run it again.
     """
     del context
-    started, note, answer = time.monotonic(), CommitNote.new("adopt"), _answer(options)
-    check_rewritable(table)
+    started, note, answer = time.monotonic(), commit.CommitNote.new("adopt"), _answer(options)
+    commit.check_rewritable(table)
     probe_conditional_writes(table.store)
     regions: _Regions
     match answer:
@@ -286,7 +271,7 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
             table, regions = _record_columns(table, note)
         case Answer.MOVED:
             foreign = _foreign(table, options)
-            point_here(table, foreign)
+            region_seal.point_here(table, foreign)
             regions = _moved(foreign)
         case Answer.DRAINED:
             table, regions = accept(table, _regions(table, options), note)
@@ -296,15 +281,15 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
     return AdoptReport(decision, note.run_id, answer, regions, table.version, time.monotonic() - started)
 
 
-def _record_columns(table: Table, note: CommitNote) -> tuple[Table, tuple[UndecidedRegion, ...]]:
+def _record_columns(table: Table, note: commit.CommitNote) -> tuple[Table, tuple[UndecidedRegion, ...]]:
     regions: tuple[UndecidedRegion, ...] = ()
 
-    def change(newest: Table) -> IndexChange | None:
+    def change(newest: Table) -> commit.IndexChange | None:
         nonlocal regions  # computed again on each version: it may be the one in which a column was dropped
         regions = undecided_regions(newest)
-        return IndexChange(newest.index.details, config={SAME_COLUMNS: str(newest.version)}) if regions else None
+        return commit.IndexChange(newest.index.details, config={SAME_COLUMNS: str(newest.version)}) if regions else None
 
-    return publish_change(table, change, note, CommitRetry()), regions
+    return commit.publish_change(table, change, note, CommitRetry()), regions
 
 
 def undecided_regions(table: Table) -> tuple[UndecidedRegion, ...]:
@@ -348,27 +333,27 @@ def _asserted(regions: Sequence[UndecidedRegion], *, done: bool) -> str:
     return text if done else text + warning
 
 
-def _foreign(table: Table, options: AdoptOptions) -> tuple[ForeignGeneration, ...]:
-    return foreign_generations(table, read_backlog(table, _regions(table, options)).regions.values())
+def _foreign(table: Table, options: AdoptOptions) -> tuple[region_seal.ForeignGeneration, ...]:
+    return region_seal.foreign_generations(table, read_backlog(table, _regions(table, options)).regions.values())
 
 
-def _moved(foreign: tuple[ForeignGeneration, ...]) -> tuple[MovedRegion, ...]:
-    moved: dict[tuple[UUID, str], list[ForeignGeneration]] = defaultdict(list)
+def _moved(foreign: tuple[region_seal.ForeignGeneration, ...]) -> tuple[MovedRegion, ...]:
+    moved: dict[tuple[UUID, str], list[region_seal.ForeignGeneration]] = defaultdict(list)
     for one in foreign:
         moved[one.ref.region_id, one.root].append(one)
 
-    def region(region_id: UUID, root: str, some: list[ForeignGeneration]) -> MovedRegion:
+    def region(region_id: UUID, root: str, some: list[region_seal.ForeignGeneration]) -> MovedRegion:
         files, size = sum(one.files for one in some), sum(one.bytes for one in some)
         return MovedRegion(region_id, root, tuple(one.ref.generation for one in some), files, size)
 
     return tuple(region(*place, some) for place, some in moved.items())
 
 
-def _adopt(table: Table, options: AdoptOptions, note: CommitNote) -> tuple[Table, tuple[Adoption, ...]]:
+def _adopt(table: Table, options: AdoptOptions, note: commit.CommitNote) -> tuple[Table, tuple[Adoption, ...]]:
     adoptions = _adoptions(table, options)
     for adoption in adoptions:
         if adoption.record is None and adoption.up_to is None:
-            move_region(table, adoption.region_id)
+            region_seal.move_region(table, adoption.region_id)
     retry = CommitRetry()
     # Computed again on each version: a merge may have been published meanwhile.
     while recorded := [
@@ -378,10 +363,10 @@ def _adopt(table: Table, options: AdoptOptions, note: CommitNote) -> tuple[Table
         progress = {adoption.region_id: adoption.up_to for adoption in recorded if adoption.up_to is not None}
         try:
             if progress:
-                publish_progress(table, progress, records, note)
+                commit.publish_progress(table, progress, records, note)
             else:
-                commit_indexes(table, IndexChange(table.index.details, records=records), note)
-        except CommitLostError as error:
+                commit.commit_indexes(table, commit.IndexChange(table.index.details, records=records), note)
+        except commit.CommitLostError as error:
             table = retry.conflict(table, error)
         else:
             return retry.landed(table), adoptions
@@ -461,8 +446,8 @@ def _record_of(manifest: RegionManifest, merged: int) -> RegionRecord:
 def _as_unmerged(table: Table, manifest: RegionManifest) -> Adoption:
     if not table.index.merged_generations.get(manifest.region_id, 0):
         return _adoption(table, manifest, None, RegionRecord(table.version, UNMERGED, adopted=table.version))
-    check_complete(table, manifest)
-    return _adoption(table, manifest, new_region_id(manifest), None)
+    region_seal.check_complete(table, manifest)
+    return _adoption(table, manifest, region_seal.new_region_id(manifest), None)
 
 
 def _adoption(table: Table, manifest: RegionManifest, new_id: UUID | None, record: RegionRecord | None) -> Adoption:

@@ -23,7 +23,7 @@ from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.documents import document
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, publish_progress
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, chunks_with_keys
-from memwal_ops.formats.lance.files import blobs, datasets, versions
+from memwal_ops.formats.lance.files import blobs, datasets, version_files
 from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion, read_backlog
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
@@ -34,13 +34,7 @@ from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_files import WalEntry, put_generation, read_entry
 from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_shard_entry
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
-from memwal_ops.formats.lance.wire.region_manifest import (
-    MERGED_ELSEWHERE,
-    FlushedGeneration,
-    RegionManifest,
-    RegionRecord,
-    mark_of,
-)
+from memwal_ops.formats.lance.wire import region_manifest
 from memwal_ops.text import counted, span_text
 
 if TYPE_CHECKING:
@@ -58,7 +52,7 @@ _MAX_ROWS, _MAX_BYTES = 2_000_000, 256 << 20
 _EARLIER_VERSIONS = 16
 _MOST_SEEN = 256
 # By table, the file of its version, and region manifest: a restored table reaches the same numbers again.
-_SEEN: dict[tuple[str, ObjectMeta, RegionManifest], tuple[str, ...]] = {}
+_SEEN: dict[tuple[str, ObjectMeta, region_manifest.RegionManifest], tuple[str, ...]] = {}
 _SHOWN = 5
 _Key = tuple[Any, ...]
 _GONE: frozenset[bytes | None] = frozenset({None})
@@ -268,7 +262,7 @@ def _read(table: Table, fault: BlockedRegion) -> _Left:
     comparable = not any(map(blobs.holds_blobs, table.schema))
     if comparable and start is not None and end > start:
         logged, lost = _logged(table, table.region(region_id).latest(), start + 1, ends)
-    parts, unread, kept = logged or [], list[FlushedGeneration](), False
+    parts, unread, kept = logged or [], list[region_manifest.FlushedGeneration](), False
     for flushed in (drop.flushed for drop in fault.drops):
         copy = _folder(table, region_id, flushed) if comparable else None
         parts += [] if copy is None else [copy]
@@ -288,7 +282,7 @@ def _read(table: Table, fault: BlockedRegion) -> _Left:
 
 
 def _logged(
-    table: Table, manifest: RegionManifest, first: int, ends: Mapping[int, int]
+    table: Table, manifest: region_manifest.RegionManifest, first: int, ends: Mapping[int, int]
 ) -> tuple[list[_Part] | None, int]:
     """The rows of log entries behind the last that cannot be read, and that; None: too many, or of other columns.
 
@@ -322,7 +316,7 @@ def _logged(
     return parts, lost
 
 
-def _folder(table: Table, region_id: UUID, flushed: FlushedGeneration) -> _Part | None:
+def _folder(table: Table, region_id: UUID, flushed: region_manifest.FlushedGeneration) -> _Part | None:
     """The rows of a folder that is left; None: it is gone, damaged, or too large."""
     ref = generation_ref(region_id, flushed)
     try:
@@ -408,7 +402,7 @@ def _rows_of(
     return digests
 
 
-def overwritten(table: Table, manifests: Iterable[RegionManifest]) -> dict[str, tuple[str, ...]]:
+def overwritten(table: Table, manifests: Iterable[region_manifest.RegionManifest]) -> dict[str, tuple[str, ...]]:
     """By region, keys of which the base table has an older row than the log, or the generations that it lists.
 
     Looked at where another program is known to merge this table, or wrote its newest version; there, of the fragments
@@ -418,12 +412,14 @@ def overwritten(table: Table, manifests: Iterable[RegionManifest]) -> dict[str, 
     return {region_id: older for region_id, older in keys.items() if older}
 
 
-def _overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
+def _overwritten(table: Table, manifest: region_manifest.RegionManifest) -> tuple[str, ...]:
     region_id = manifest.region_id
     merged, fragments = table.index.merged_generations.get(region_id, 0), None
     if not merged or any(map(blobs.holds_blobs, table.schema)):
         return ()
-    if MERGED_ELSEWHERE not in table.manifest.manifest.config and not (fragments := _added_by_others(table)):
+    if region_manifest.MERGED_ELSEWHERE not in table.manifest.manifest.config and not (
+        fragments := _added_by_others(table)
+    ):
         return ()
     seen = None if table.file is None else (table.location.uri, table.file, manifest)
     if seen in _SEEN:
@@ -443,7 +439,7 @@ def _overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
 
 def _added_by_others(table: Table) -> frozenset[int]:
     """The fragments that the newest version added, if another program wrote it. One request."""
-    written = versions.VersionWriter.of(table.manifest)
+    written = version_files.VersionWriter.of(table.manifest)
     if written.ours or not written.writes or table.version - 1 not in table.history.listed():
         return frozenset()
     try:
@@ -454,7 +450,7 @@ def _added_by_others(table: Table) -> frozenset[int]:
     return frozenset(fragment.id for fragment in now if fragment.id not in known)
 
 
-def _merged_log(table: Table, manifest: RegionManifest, merged: int) -> list[_Part] | None:
+def _merged_log(table: Table, manifest: region_manifest.RegionManifest, merged: int) -> list[_Part] | None:
     """The rows of the newest log entries of merged generations; None: they are not known, or gone."""
     end, _ = table.region(manifest.region_id).flushes(merged, manifest.version).get(merged, (0, None))
     listed = read_region_contents(table.store, manifest.region_id, table.layout_of(manifest.region_id)).wal
@@ -495,7 +491,9 @@ def list_again(table: Table, region: DrainedRegion) -> None:
     rows = pa.concat_tables(entries)
     store, path = table.region(region_id), f"{secrets.token_hex(4)}_gen_{region.first}"
     newest = store.latest(checked=True)
-    listed = FlushedGeneration(region.first, path, in_memory_bytes=rows.nbytes, physical_rows=rows.num_rows)
+    listed = region_manifest.FlushedGeneration(
+        region.first, path, in_memory_bytes=rows.nbytes, physical_rows=rows.num_rows
+    )
     generations = sorted((*newest.flushed_generations, listed), key=lambda flushed: flushed.generation)
     if len({flushed.generation for flushed in generations}) < len(generations):
         raise CommitLostError(f"Generation {region.first} of region {region_id} is listed again.")
@@ -549,11 +547,11 @@ def accept(
                 }
                 last = {region_id: fault.drops[-1].flushed for region_id, fault in faults.items()}
                 records = {
-                    key: RegionRecord(generation.generation, mark_of(generation.path))
+                    key: region_manifest.RegionRecord(generation.generation, region_manifest.mark_of(generation.path))
                     for key, generation in last.items()
                 }
                 program = next(iter(faults.values())).program
-                publish_progress(table, progress, records, note, {MERGED_ELSEWHERE: program})
+                publish_progress(table, progress, records, note, {region_manifest.MERGED_ELSEWHERE: program})
                 table = retry.landed(table)
         except CommitLostError as error:
             table = retry.conflict(table, error)

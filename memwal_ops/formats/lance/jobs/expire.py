@@ -21,15 +21,7 @@ from memwal_ops.core.holds import announced_expiry
 from memwal_ops.core.options import SAFE_AGE
 from memwal_ops.core.report import Need
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, VersionGoneError, is_damage
-from memwal_ops.formats.lance.files.versions import (
-    BASE_FOLDERS,
-    VERSIONS_FOLDER,
-    file_key,
-    read_references,
-    references,
-    refuse_linked_folders,
-    version_path,
-)
+from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import UnmergedFlushes
@@ -242,7 +234,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     del context
     started = time.monotonic()
     check_writable(table.manifest.manifest)
-    refuse_linked_folders(table.store)
+    version_files.refuse_linked_folders(table.store)
     retention = _retention(table)
     now = datetime.now(UTC)
     retention.refresh(table, now)
@@ -292,13 +284,13 @@ def apply(
     started = time.monotonic()
     context = context or RunContext()
     check_writable(table.manifest.manifest)
-    refuse_linked_folders(table.store)
+    version_files.refuse_linked_folders(table.store)
     table, anchor = anchored(table)
     run = _Run(table, options, anchor, context, store_time(table.store), only, _retention(table))
     planned, kept = run.choose()
     _require_expirable(table, options, kept)
     suspects = (path for path in run.retention.unreadable if path.endswith(".manifest"))
-    for _ in read_references(table.store, suspects):
+    for _ in version_files.read_references(table.store, suspects):
         pass  # raises: older versions may be needed to restore the table from
     run.needed.read(table, _young(table, kept), without=_paths(table, planned))
     run.oldest = min(planned, default=None)
@@ -388,7 +380,9 @@ class _Run:
             deletable = frozenset(self.choose()[0])
             batch = tuple(version for version in batch if version in deletable)
             batch = tuple(self.needed.set_aside(self.table, batch))
-            sizes = {version_path(one, self.table.naming): self.retention.manifest_bytes(one) for one in batch}
+            sizes = {
+                version_files.version_path(one, self.table.naming): self.retention.manifest_bytes(one) for one in batch
+            }
             if _uptime() - began < _PROVEN_FOR:
                 self._delete(sizes)
                 self._outlived = self._outlived or _uptime() - began >= _PROVEN_FOR
@@ -424,7 +418,7 @@ class _Run:
         for path in needed.records:
             left = []
             for version, data in read_set_aside(self.table.store, path):
-                refers = references(decode_version_manifest(data)).all if kept else frozenset()
+                refers = version_files.references(decode_version_manifest(data)).all if kept else frozenset()
                 if version in listed or refers & kept:
                     kept -= refers
                     left.append((version, data))
@@ -444,7 +438,7 @@ class _Run:
         self._require_complete()
         # Also what was committed or restored since, for example by a restore of an old version.
         self.needed.read(self.table)
-        sizes = {meta.path: meta.size for meta in batch if file_key(meta.path) not in self.needed.keys}
+        sizes = {meta.path: meta.size for meta in batch if version_files.file_key(meta.path) not in self.needed.keys}
         before = self.objects
         self._delete(sizes)
         # If the store refuses a whole batch, it would refuse the next one too.
@@ -496,7 +490,7 @@ def _young(table: Table, kept: Iterable[KeptVersion]) -> frozenset[str]:
 
 
 def _paths(table: Table, versions: Iterable[int]) -> frozenset[str]:
-    return frozenset(version_path(version, table.naming) for version in versions)
+    return frozenset(version_files.version_path(version, table.naming) for version in versions)
 
 
 def _note_later(report: ExpireReport, retention: LiveVersions, found: Garbage) -> None:
@@ -628,14 +622,14 @@ def backlog(table: Table) -> Mapping[str, float]:
     One listing for each 1,000 versions; of a plain table, one for each 1,000 files.
     """
     figures = {"versions": 0, "bytes_held": 0}
-    for meta in table.store.list(VERSIONS_FOLDER):
+    for meta in table.store.list(version_files.VERSIONS_FOLDER):
         name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
         if name is not None and not name.detached:
             figures["versions"] += 1
             figures["bytes_held"] += meta.size if name.version != table.version else 0
     if table.log.versions_hold_generations:
         return {"versions": figures["versions"]}
-    needed = references(table.manifest).all
-    files = (meta for folder in BASE_FOLDERS for meta in table.store.list(folder))
-    figures["bytes_held"] += sum(meta.size for meta in files if file_key(meta.path) not in needed)
+    needed = version_files.references(table.manifest).all
+    files = (meta for folder in version_files.BASE_FOLDERS for meta in table.store.list(folder))
+    figures["bytes_held"] += sum(meta.size for meta in files if version_files.file_key(meta.path) not in needed)
     return figures

@@ -22,18 +22,10 @@ from memwal_ops.core.documents import document
 from memwal_ops.core.figures import cached_for_poll
 from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.core.report import MergeDecision, MergeOutcome, Need
-from memwal_ops.formats.lance.commit.commit import (
-    CommitLostError,
-    CommitNote,
-    IndexChange,
-    check_committable,
-    check_takes_rows,
-    commit_change,
-    commit_indexes,
-)
+from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, MergeEngine, MergePass, PassResult
 from memwal_ops.formats.lance.engines.merge.passes import LocalMergeEngine
-from memwal_ops.formats.lance.files.versions import VersionWriter, is_shared
+from memwal_ops.formats.lance.files.version_files import VersionWriter, is_shared
 from memwal_ops.formats.lance.generations.backlog import (
     Backlog,
     BlockedRegion,
@@ -196,14 +188,14 @@ def restore_index(table: Table, backlog: Backlog) -> Table:
     Returns the newest version then, else ``table``. Raises as :func:`apply`.
     """
     retry = CommitRetry()
-    note = CommitNote.new("merge")
+    note = commit.CommitNote.new("merge")
     lost_by = (errors.RegionReplacedError, errors.GenerationMissingError)
     blocked = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, lost_by)]
     without_progress = [backlog.regions[region_id].manifest for region_id in blocked if region_id in backlog.regions]
     while lost := restored_index(table, [one.manifest for one in backlog.regions.values()], without_progress):
         try:
-            commit_change(table, IndexChange(lost.details, records=lost.records), note)
-        except CommitLostError as error:
+            commit.commit_change(table, commit.IndexChange(lost.details, records=lost.records), note)
+        except commit.CommitLostError as error:
             table = retry.conflict(table, error)
         else:
             uri = table.location.uri
@@ -274,8 +266,8 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
         blocked = tuple(fault for fault in backlog.blocked if fault.region_id not in listed)
     waiting = list(backlog.pending)
     if waiting:
-        check_committable(table)
-        check_takes_rows(table)
+        commit.check_committable(table)
+        commit.check_takes_rows(table)
     else:
         refuse_damaged_base_files(table)
     passes = []
@@ -338,15 +330,17 @@ def apply(
         table = with_listed_log(restored)
         backlog = backlog_of(table, wanted)
     if overwritten := _overwritten(table, backlog):
-        table = _record(table, {}, CommitNote.new("merge"), {MERGED_ELSEWHERE: table.history.program(table.version)})
+        table = _record(
+            table, {}, commit.CommitNote.new("merge"), {MERGED_ELSEWHERE: table.history.program(table.version)}
+        )
         table = with_listed_log(table)
     sizes: dict[GenerationRef, GenerationRef] = {}
     choice = EngineChoice(engine.name, "given by the caller") if engine else None
     choice = choice or _choose(options, _with_sizes(table, backlog, backlog.pending, sizes))
     accepts = options.accept_drained and any(fault.drops for fault in backlog.blocked)
     if backlog.pending or accepts:
-        check_committable(table)
-        check_takes_rows(table)
+        commit.check_committable(table)
+        commit.check_takes_rows(table)
         probe_conditional_writes(table.store)
     else:
         refuse_damaged_base_files(table)
@@ -394,7 +388,7 @@ def _merge_all(
     started: float,
     context: RunContext,
 ) -> MergeReport:
-    note = CommitNote.new("merge")
+    note = commit.CommitNote.new("merge")
     wanted = _wanted(table, options)
     limits = _Limits({ref.region_id: ref.generation for ref in backlog.pending})
     had_work = bool(backlog.pending)
@@ -426,7 +420,7 @@ def _merge_all(
         except BlockedRegionsError as error:
             table = table.newest()
             _block(limits, error, table.index.merged_generations)
-        except (CommitLostError, errors.ObjectNotFoundError) as error:
+        except (commit.CommitLostError, errors.ObjectNotFoundError) as error:
             table = retry.conflict_or_expired(table, error)
         else:
             done.append(MergePassReport(merge_pass, result))
@@ -462,7 +456,7 @@ def _merge_all(
 
 
 def _accepted(
-    table: Table, backlog: Backlog, limits: _Limits, note: CommitNote
+    table: Table, backlog: Backlog, limits: _Limits, note: commit.CommitNote
 ) -> tuple[Table, Backlog, tuple[DrainedRegion, ...]] | None:
     """Accept what another program dropped: the table, what waits now, and the regions; None: nothing can be."""
     blocked = [fault.region_id for fault in backlog.blocked if fault.drops]
@@ -481,12 +475,14 @@ def _accepted(
 
 
 def _record(
-    table: Table, records: Mapping[UUID, RegionRecord], note: CommitNote, config: Mapping[str, str] | None = None
+    table: Table, records: Mapping[UUID, RegionRecord], note: commit.CommitNote, config: Mapping[str, str] | None = None
 ) -> Table:
     """Record what is known of other mergers, or let the next run determine it, while versions still show it."""
     try:
         probe_conditional_writes(table.store)
-        commit_indexes(table, IndexChange(table.index.details, records=records, config=config or {}), note)
+        commit.commit_indexes(
+            table, commit.IndexChange(table.index.details, records=records, config=config or {}), note
+        )
     except errors.LeaseLostError:
         raise
     except errors.MemwalOpsError as error:

@@ -20,13 +20,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.core.report import Need
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, RegionManifestCorruptError, RegionsBlockedError
-from memwal_ops.formats.lance.commit.commit import (
-    CommitLostError,
-    CommitNote,
-    IndexChange,
-    check_rewritable,
-    commit_indexes,
-)
+from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.generations.backlog import with_listed_log
 from memwal_ops.formats.lance.generations.region_identity import check_identity
@@ -185,7 +179,7 @@ def plan(table: Table, options: SnapshotOptions, context: RunContext | None = No
     """Report what a snapshot would store, without writing, hints included: decision ``dry_run``."""
     del context
     started = time.monotonic()
-    check_rewritable(table)
+    commit.check_rewritable(table)
     observed = _observe(table, update_hints=False)
     return SnapshotReport(
         decision=SnapshotDecision.DRY_RUN,
@@ -216,7 +210,7 @@ def take(
     context: RunContext,
     *,
     update_hints: bool = True,
-    before_commit: Callable[[Table, IndexChange, bytes], None] = lambda *_: None,
+    before_commit: Callable[[Table, commit.IndexChange, bytes], None] = lambda *_: None,
 ) -> SnapshotReport:
     """:func:`apply`, as a part of another job.
 
@@ -225,8 +219,8 @@ def take(
     change is relative to, the change, and the rows as a Lance file.
     """
     started = time.monotonic()
-    check_rewritable(table)
-    note = CommitNote.new("snapshot")
+    commit.check_rewritable(table)
+    note = commit.CommitNote.new("snapshot")
     observed = _observe(table, context, update_hints=update_hints)
     hints_updated = observed.hints_updated
     retry = CommitRetry()
@@ -238,7 +232,7 @@ def take(
                 sweep_leftovers(table)
         try:
             _publish(table, observed, rows, _storage(observed, options), note, before_commit)
-        except CommitLostError as error:
+        except commit.CommitLostError as error:
             table = retry.conflict(table, error)
             if (
                 (table.index.snapshot_ts_millis or 0) >= observed.taken_millis
@@ -290,8 +284,8 @@ def _publish(
     observed: _Observation,
     rows: pa.Table,
     stored: str,
-    note: CommitNote,
-    before_commit: Callable[[Table, IndexChange, bytes], None],
+    note: commit.CommitNote,
+    before_commit: Callable[[Table, commit.IndexChange, bytes], None],
 ) -> None:
     data = encode_file(rows)
     new_id = uuid.uuid4()
@@ -301,13 +295,13 @@ def _publish(
         num_regions=rows.num_rows,
         inline=data if stored == "inline" else None,
     )
-    change = IndexChange(details, uuid=new_id)
+    change = commit.IndexChange(details, uuid=new_id)
     before_commit(table, change, data)
     written = [snapshot_path(new_id)] if stored == "external" else []
     for path in written:
         table.store.put(path, data)
     with deleted_unless_named(lambda: table.discard(written)):
-        commit_indexes(table, change, note)
+        commit.commit_indexes(table, change, note)
 
 
 def _observe(table: Table, context: RunContext | None = None, *, update_hints: bool) -> _Observation:

@@ -7,19 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core import verification
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.export import exported_store
 from memwal_ops.core.options import AnswersOptions, EngineChoice, VerificationOptions, choose_engine
-from memwal_ops.core.verification import (
-    Inconsistencies,
-    Inconsistency,
-    RowsRead,
-    Severity,
-    VerifyReport,
-    check_own_files,
-    finding_of,
-    missing_object,
-)
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.formats.lance.answers.asked_index import RowReader
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers, or_plan
@@ -55,7 +46,7 @@ _CONTENTS = (
 
 
 @dataclass(frozen=True)
-class LanceVerifyReport(VerifyReport):
+class LanceVerifyReport(verification.VerifyReport):
     """The report for a Lance table.
 
     ``engine``: which read rows, and why; None: none were to be read. ``stages``: of Spark: by name, seconds, tasks,
@@ -91,7 +82,9 @@ class LanceVerifyReport(VerifyReport):
         return "\n".join([*lines, "", paragraph(engine, hanging="  ")])
 
 
-def verified(table: Table, options: VerificationOptions, context: RunContext | None = None) -> VerifyReport:
+def verified(
+    table: Table, options: VerificationOptions, context: RunContext | None = None
+) -> verification.VerifyReport:
     """Check the newest version, the regions, and the objects of memwal-ops itself.
 
     Requests: one listing of each region and of the versions, one or two for each file of the newest version, each
@@ -119,7 +112,7 @@ plan = apply = or_plan(verified)
 
 @dataclass
 class _Region:
-    findings: list[Inconsistency] = field(default_factory=list)
+    findings: list[verification.Inconsistency] = field(default_factory=list)
     opened: list[Generation] = field(default_factory=list)
     generations: int = 0
     entries: int = 0
@@ -129,12 +122,12 @@ class _Verification:
     def __init__(self, table: Table, options: VerificationOptions, context: RunContext, reader: RowReader) -> None:
         self.reader = reader
         self.table, self.options, self.context = table, options, context
-        self.findings = Inconsistencies(options.max_findings)
+        self.findings = verification.Inconsistencies(options.max_findings)
         self.checks_all = not isinstance(options, AnswersOptions) or options.checks_all
         self.checked: dict[str, int] = {}
         self.history = SchemaHistory(table)
         self.export = exported_store(table)
-        self.reads_rows, self.rows_read = options.deep and self.export is None, RowsRead.NONE
+        self.reads_rows, self.rows_read = options.deep and self.export is None, verification.RowsRead.NONE
         self.asked = options if isinstance(options, AnswersOptions) and options.asks else None
         self.answers: list[IndexAnswers] = []
         self.seed: int | None = None
@@ -171,13 +164,15 @@ class _Verification:
         self._add("tags", lambda: base.check_references(table))
         if (error := table.why_not("merge")) is not None and table.regions.region_ids:
             what = "The regions were not checked, and their rows are not merged."
-            self.findings.add(finding_of(error, error.reason, MEM_WAL_FOLDER, what, Severity.WARNING))
+            self.findings.add(
+                verification.finding_of(error, error.reason, MEM_WAL_FOLDER, what, verification.Severity.WARNING)
+            )
         backlog_ = read_backlog(table)
         for fault in backlog_.blocked:
             place = f"region {fault.region_id}" + (f", generation {fault.generation}" if fault.generation else "")
             about = f"{fault.region_id}/{fault.generation}" if fault.generation else str(fault.region_id)
             what = "Merges of the region stop there."
-            self.findings.add(finding_of(fault.error, fault.error.reason, place, what, about=about))
+            self.findings.add(verification.finding_of(fault.error, fault.error.reason, place, what, about=about))
         opened: dict[UUID, list[Generation]] = {}
         states = sorted(backlog_.regions.items())
         for (region_id, _), region in concurrently(lambda it: self._region(it[1]), states, threads=_CONCURRENT_REGIONS):
@@ -200,15 +195,15 @@ class _Verification:
             if self.export is None:
                 self._add("distances of indexes", lambda: base.check_distances(table, indexes))
         self._add("region snapshot", lambda: base.check_snapshot(table, regions))
-        self._add("leases and holds", lambda: check_own_files(table))
+        self._add("leases and holds", lambda: verification.check_own_files(table))
         for path in table.regions.strays:
-            self.findings.add(Inconsistency(
-                Severity.INFO, "unrecognized", path, "It is not a region.", "No job reads or deletes it.",
+            self.findings.add(verification.Inconsistency(
+                verification.Severity.INFO, "unrecognized", path, "It is not a region.", "No job reads or deletes it.",
                 "Remove it yourself if you put it there.",
             ))  # fmt: skip
         if self.reads_rows:
             if readable:
-                self.rows_read = RowsRead.ALL
+                self.rows_read = verification.RowsRead.ALL
                 self._add("rows", lambda: rows.check_values(table, self.reader))
             if table.primary_key:
                 self._add("keys", lambda: rows.check_keys(table, table.primary_key, self.reader))
@@ -217,7 +212,7 @@ class _Verification:
 
     def check_answers(self) -> None:
         """Ask the indexes, unless rows cannot be read."""
-        self._add("base table", lambda: missing_object(self.table))
+        self._add("base table", lambda: verification.missing_object(self.table))
         if not self.findings.counts:
             self.ask()
 
@@ -225,13 +220,15 @@ class _Verification:
         """Ask the indexes."""
         self._add("answers of indexes", self._answers, named=True)
 
-    def _answers(self) -> list[Inconsistency]:
+    def _answers(self) -> list[verification.Inconsistency]:
         assert self.asked is not None  # noqa: S101 - the caller checked
         self.seed = self.asked.seed_at(self.table.version)
         self.answers, findings = check_answers(self.table, self.asked, self.context, self.seed, self.reader)
         return findings
 
-    def _add(self, what: str, check: Callable[[], Iterable[Inconsistency]], *, named: bool = False) -> None:
+    def _add(
+        self, what: str, check: Callable[[], Iterable[verification.Inconsistency]], *, named: bool = False
+    ) -> None:
         """Run a check; if it cannot be finished, that is a finding. What an option ``named`` may not exist."""
         self.context.checkpoint()
         try:
@@ -239,20 +236,22 @@ class _Verification:
         except NotExportedError:
             pass  # it is in ``skipped``
         except LinkError as error:
-            self.findings.add(finding_of(error, "link", what, "Files behind a link are not checked."))
+            self.findings.add(verification.finding_of(error, "link", what, "Files behind a link are not checked."))
         except (SparkUnavailableError, SparkJobFailedError):
             raise  # the table has no part in it
         except MemwalOpsError as error:
             if named and isinstance(error, InvalidUsageError):
                 raise
-            self.findings.add(finding_of(error, "not_checked", what, "This part was not checked completely."))
+            self.findings.add(
+                verification.finding_of(error, "not_checked", what, "This part was not checked completely.")
+            )
 
     def _region(self, state: RegionBacklog) -> _Region:
         """Check a region; again if it has an error and a newer manifest: gc may have deleted what is missing."""
         manifests = self.table.region(state.manifest.region_id)
         for _ in range(_CHECKS):
             region = self._checked(state)
-            if all(finding.severity is not Severity.ERROR for finding in region.findings):
+            if all(finding.severity is not verification.Severity.ERROR for finding in region.findings):
                 break
             try:
                 newest = manifests.latest()
@@ -266,7 +265,7 @@ class _Verification:
     def _checked(self, state: RegionBacklog) -> _Region:
         region = _Region()
         contents = base.contents_of(self.table, state)
-        if isinstance(contents, Inconsistency):
+        if isinstance(contents, verification.Inconsistency):
             region.findings.append(contents)
             return region
         region.entries = len(contents.wal.ids)
@@ -274,7 +273,7 @@ class _Verification:
         try:
             region.findings += base.check_manifests(self.table, state, deep=deep)
             for generation in base.check_generations(self.table, state, contents, self.history, deep=deep):
-                if isinstance(generation, Inconsistency):
+                if isinstance(generation, verification.Inconsistency):
                     region.findings.append(generation)
                     continue
                 region.generations += 1
@@ -286,7 +285,9 @@ class _Verification:
             pass  # it is in ``skipped``
         except MemwalOpsError as error:
             place = f"region {state.manifest.region_id}"
-            region.findings.append(finding_of(error, "not_checked", place, "The region was not checked completely."))
+            region.findings.append(
+                verification.finding_of(error, "not_checked", place, "The region was not checked completely.")
+            )
         return region
 
 

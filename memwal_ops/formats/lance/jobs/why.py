@@ -9,14 +9,7 @@ from uuid import UUID
 from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.core.explanation import Explanation, Reason, covers
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.versions import (
-    VERSIONS_FOLDER,
-    file_key,
-    list_manifests,
-    list_manifests_of_others,
-    read_references,
-    version_of_main,
-)
+from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
@@ -59,7 +52,7 @@ def explain(table: Table, target: str, options: RetentionOptions) -> Explanation
     """
     path = _with_whole_id(table, target.removeprefix(table.location.uri).strip("/"))
     region_id, wanted = _wanted(path)
-    if path.startswith(f"{VERSIONS_FOLDER}/"):
+    if path.startswith(f"{version_files.VERSIONS_FOLDER}/"):
         candidates = _version(table, path, options)
     else:
         regions = None if region_id is None else [region_id]
@@ -133,13 +126,13 @@ def _version(table: Table, path: str, options: RetentionOptions) -> list[LanceCa
 
 def _why_in_base(table: Table, path: str) -> str:
     """Why a base file is kept: the versions that refer to it. Reads every manifest."""
-    key = file_key(path)
+    key = version_files.file_key(path)
     if key is None:
         return _OF_THE_BASE
-    own = _referring(table.store, list_manifests(table.store), key)
-    versions = sorted(version for path in own if (version := version_of_main(path)) is not None)
+    own = _referring(table.store, version_files.list_manifests(table.store), key)
+    versions = sorted(version for path in own if (version := version_files.version_of_main(path)) is not None)
     if not versions:
-        others = own + _referring(table.branch.root, list_manifests_of_others(table.branch), key)
+        others = own + _referring(table.branch.root, version_files.list_manifests_of_others(table.branch), key)
         if not others:
             return "no version refers to it: memwal-ops expire deletes it a week after it was written"
         return f"another branch or a detached version refers to it: {min(others)}"
@@ -150,7 +143,7 @@ def _why_in_base(table: Table, path: str) -> str:
 
 
 def _referring(store: Store, manifests: Iterable[str], key: str) -> list[str]:
-    return [path for path, refers in read_references(store, manifests) if key in refers.all]
+    return [path for path, refers in version_files.read_references(store, manifests) if key in refers.all]
 
 
 def of_the_base(table: Table, path: str, text: str = _OF_THE_BASE) -> LanceCandidate:

@@ -27,17 +27,11 @@ import numpy as np
 import pyarrow as pa
 from lance.fragment import write_fragments
 
-from memwal_ops.errors import (
-    CommitConflictError,
-    InvalidFormatError,
-    InvalidUsageError,
-    InvariantViolatedError,
-    ObjectNotFoundError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.commit.commit import CommitNote, commit_details
 from memwal_ops.formats.lance.engines.merge.collapse import collapse
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options, open_dataset
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.legacy.index import legacy_entry
 from memwal_ops.formats.lance.log.create import plan_mem_wal
@@ -100,10 +94,10 @@ def region_id_of(store: Store, region: str, *, record: bool) -> UUID | None:
         store.put_if_absent(path, encode_record(made))
     try:
         return uuid.UUID(decode_record(store.get(path), path)["region_id"])
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InvalidFormatError(f"{path} has no readable id of a region: {error}") from error
+        raise errors.InvalidFormatError(f"{path} has no readable id of a region: {error}") from error
 
 
 class Adopter:
@@ -132,7 +126,7 @@ class Adopter:
         with lance_errors("read back", path):
             count = open_dataset(self._table.location, f"{region_folder(self._region_id)}/{path}").count_rows()
         if count != int(mask.sum()):
-            raise InvariantViolatedError(f"{path} has {count} rows, and {int(mask.sum())} were to be adopted.")
+            raise errors.InvariantViolatedError(f"{path} has {count} rows, and {int(mask.sum())} were to be adopted.")
         return region_manifest.FlushedGeneration(number, path, in_memory_bytes=size, physical_rows=count)
 
     def _rows(self, generation: Generation, mask: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
@@ -183,7 +177,7 @@ class Adopter:
         made.manifest.timestamp.FromNanoseconds(time.time_ns())
         target = version_path(made.manifest.version, NamingScheme.V2, folder=folder)
         if not table.store.put_if_absent(target, encode_version_manifest(made)):
-            raise InvariantViolatedError(f"{target} exists, although its folder has a random name.")
+            raise errors.InvariantViolatedError(f"{target} exists, although its folder has a random name.")
         return sum(batch.nbytes for batch in written)
 
     def _write_region(self, path: str, batches: Iterator[pa.RecordBatch], epoch: int) -> int:
@@ -196,11 +190,13 @@ class Adopter:
             part = rows.slice(start, _ENTRY_ROWS).combine_chunks()
             entry = put_entry(table.store, self._region_id, self.last_entry + 1, part, epoch, self._columns)
             if entry is None:
-                raise CommitConflictError(f"Another migration writes into region {self._region_id}; run it again.")
+                raise errors.CommitConflictError(
+                    f"Another migration writes into region {self._region_id}; run it again."
+                )
             self.last_entry += 1
             entries.append(entry)
         if not put_generation(table.store, table.location, self._region_id, path, entries, self._columns):
-            raise InvariantViolatedError(f"{path} exists, although it has a random name.")
+            raise errors.InvariantViolatedError(f"{path} exists, although it has a random name.")
         return int(rows.nbytes)
 
 
@@ -231,7 +227,9 @@ def publish_region(
         source=b"" if before is None else before.source,
     )
     if not table.region(plan.region_id).commit(manifest, ours_if_equal=False):
-        raise CommitConflictError(f"Another migration published the manifest of region {plan.region_id}; run it again.")
+        raise errors.CommitConflictError(
+            f"Another migration published the manifest of region {plan.region_id}; run it again."
+        )
     return manifest.version
 
 
@@ -305,7 +303,7 @@ def read_kept(table: Table) -> Kept:
     """
     path = table.manifest.manifest.config.get(CONFIG_KEY, "")
     if not path:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{table.location.uri} was not migrated from the legacy layout: there is nothing to roll back.",
             remedy="An older version is restored by dataset.checkout_version(N) and restore().",
         )
@@ -317,8 +315,8 @@ def read_kept(table: Table) -> Kept:
         }
         details = base64.b64decode(document["details"], validate=True)
         return Kept(path, int(document["version"]), details, regions, str(document["layout"]))
-    except (ObjectNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidFormatError(
+    except (errors.ObjectNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise errors.InvalidFormatError(
             f"{path}, which the migration kept for its rollback, cannot be read: {error}"
         ) from error
 
@@ -366,14 +364,14 @@ def seal_regions(table: Table, kept: Kept) -> None:
         elif newest is None or newest.version > first + newest.sealed:
             changed.append(f"region {name!r} was claimed by a writer")
     if changed:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{table.location.uri} cannot be rolled back: since its migration, {', and '.join(changed)}.",
             remedy="The legacy index does not have these rows. Continue in the current layout.",
         )
     for region_id, (name, _, _) in made.items():
         newest = newest_manifest(table, region_id)
         if newest is not None and not newest.sealed and not table.region(region_id).commit(sealed_after(newest)):
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{table.location.uri} cannot be rolled back: a writer claimed region {name!r} meanwhile.",
                 remedy="Continue in the current layout.",
             )

@@ -10,14 +10,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from memwal_ops import errors
-from memwal_ops.formats.lance.commit.commit import (
-    CommitNote,
-    check_rewritable,
-    check_takes_rows,
-    commit_built,
-    next_entry,
-)
-from memwal_ops.formats.lance.files.versions import read_version_manifest, transaction_of
+from memwal_ops.formats.lance.commit import commit
+from memwal_ops.formats.lance.files.version_files import read_version_manifest, transaction_of
 from memwal_ops.formats.lance.generations.backlog import blocked_entry
 from memwal_ops.formats.lance.legacy.states import Change
 from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -287,7 +281,7 @@ def find_emptied(table: Table) -> Emptied | None:
     return None
 
 
-def restore_emptied(table: Table, emptied: Emptied, note: CommitNote) -> int:
+def restore_emptied(table: Table, emptied: Emptied, note: commit.CommitNote) -> int:
     """Publish a version with the rows and indexes of ``emptied.source``, and the MemWALs as they are now.
 
     Raises ``TableCorruptError``: the source is gone, or has other columns; and as :func:`publish`.
@@ -347,8 +341,8 @@ def check_mergeable(table: Table) -> None:
     Raises ``UnsupportedFeatureError``: as :func:`check_rewritable` and :func:`check_takes_rows`; stable row ids, whose
     versions Lance keeps beside rows.
     """
-    check_rewritable(table)
-    check_takes_rows(table)
+    commit.check_rewritable(table)
+    commit.check_takes_rows(table)
     if table.manifest.manifest.writer_feature_flags & STABLE_ROW_IDS:
         raise errors.UnsupportedFeatureError(
             f"{table.location.uri} has stable row ids, which cannot be assigned while its MemWAL index is legacy.",
@@ -393,12 +387,12 @@ def merge_draft(table: Table, change: Rewrite) -> Draft:
     return Draft(tuple(kept), last if last >= 0 else None, before.indexes)
 
 
-def publish(table: Table, change: Change, note: CommitNote, draft: Draft | None = None) -> int:
+def publish(table: Table, change: Change, note: commit.CommitNote, draft: Draft | None = None) -> int:
     """Publish a change of states as exactly the next version, with the data of ``draft``; by default V's own.
 
     Returns and raises: as :func:`memwal_ops.formats.lance.commit.commit.commit_built`.
     """
-    check_rewritable(table)
+    commit.check_rewritable(table)
     version = table.version + 1
     draft = draft or draft_of(table.manifest)
     manifest = deepcopy(table.manifest.manifest)
@@ -412,10 +406,10 @@ def publish(table: Table, change: Change, note: CommitNote, draft: Draft | None 
     old = legacy_entry(table)
     details = encode_mem_wals(change.applied(mem_wals_of(table), version))
     indexes = [index for index in draft.indexes if index.name != old.name]
-    section = table_pb2.IndexSection(indices=[*indexes, next_entry(old, details, table.version)])
+    section = table_pb2.IndexSection(indices=[*indexes, commit.next_entry(old, details, table.version)])
     transaction = note.transaction(table.version)
     transaction.update_mem_wal_state.CopyFrom(change.message(version))
-    return commit_built(table, replace(table.manifest, manifest=manifest, indexes=section), transaction)
+    return commit.commit_built(table, replace(table.manifest, manifest=manifest, indexes=section), transaction)
 
 
 def live_rows(fragments: Iterable[table_pb2.DataFragment]) -> int:

@@ -20,7 +20,7 @@ from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import STORE_ERRORS, lance_errors, open_dataset
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
-from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.files.version_files import read_version_manifest
 from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, Node, nodes, plan_projection
 from memwal_ops.formats.lance.legacy.replay import wal_reader

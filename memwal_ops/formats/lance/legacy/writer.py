@@ -19,7 +19,7 @@ from memwal_ops.errors import CommitConflictError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_takes_rows
 from memwal_ops.formats.lance.files.blobs import stream_bytes
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
-from memwal_ops.formats.lance.files.versions import read_version_manifest, transaction_of
+from memwal_ops.formats.lance.files.version_files import read_version_manifest, transaction_of
 from memwal_ops.formats.lance.legacy import states
 from memwal_ops.formats.lance.legacy.index import Meanings, find_emptied, mem_wals_of, publish
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables

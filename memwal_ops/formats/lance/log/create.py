@@ -16,13 +16,8 @@ from memwal_ops.formats.lance.log.region_files import refuse_other_layout
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import RegionSpec, decode_spec, encode_specs
 from memwal_ops.formats.lance.table import Table, load, read_table, refuse_log_beside_dynamodb
+from memwal_ops.formats.lance.wire import memwal_index
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
-from memwal_ops.formats.lance.wire.memwal_index import (
-    MEMWAL_INDEX_NAME,
-    MEMWAL_TYPE_URL,
-    decode_memwal_index,
-    find_memwal_entry,
-)
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, with_region_records
 
 if TYPE_CHECKING:
@@ -80,8 +75,8 @@ def _create(table: Table, planned: RestoredIndex) -> None:
 
 
 def _entry(table: Table, details: memwal_pb2.MemWalIndexDetails) -> table_pb2.IndexMetadata:
-    entry = table_pb2.IndexMetadata(name=MEMWAL_INDEX_NAME, index_version=0)
-    entry.index_details.type_url = MEMWAL_TYPE_URL
+    entry = table_pb2.IndexMetadata(name=memwal_index.MEMWAL_INDEX_NAME, index_version=0)
+    entry.index_details.type_url = memwal_index.MEMWAL_TYPE_URL
     return commit.next_entry(entry, details.SerializeToString(deterministic=True), table.version)
 
 
@@ -93,7 +88,7 @@ def _with(table: Table, entry: table_pb2.IndexMetadata) -> table_pb2.IndexSectio
 
 def refuse_existing(table: Table) -> None:
     """Raise if the table has a MemWAL index, or region folders without one; see :func:`create_mem_wal`."""
-    if find_memwal_entry(table.manifest.indexes) is not None:
+    if memwal_index.find_memwal_entry(table.manifest.indexes) is not None:
         raise InvalidUsageError(
             f"{table.location.uri} has a MemWAL index already.",
             remedy="Open its regions and write; or give create_mem_wal region specs or indexes to add.",
@@ -136,7 +131,9 @@ def plan_creation(
         return RestoredIndex(given, {}, {}, ())
     entry = _entry(table, restored.details)
     again = replace(
-        table, manifest=replace(table.manifest, indexes=_with(table, entry)), memwal=decode_memwal_index(entry)
+        table,
+        manifest=replace(table.manifest, indexes=_with(table, entry)),
+        memwal=memwal_index.decode_memwal_index(entry),
     )
     return replace(restored, details=plan_additions(again, region_specs, maintained_indexes))
 

@@ -20,7 +20,7 @@ from lance.lance import DatasetBasePath
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.files.datasets import lance_errors
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, null_in_required
 from memwal_ops.formats.lance.retention.schema_history import WriterVersion
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import lance_bytes, lance_rows
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.generations.region_identity import RegionValues, region_values_of
 from memwal_ops.formats.lance.layouts import layout_of_region
 from memwal_ops.formats.lance.regions.key_files import GenerationKeys

@@ -25,18 +25,13 @@ from uuid import UUID
 from memwal_ops import errors
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset, own_log
 from memwal_ops.formats.lance.files.named_files import Places, sizes_of
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_versions
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER, list_versions
 from memwal_ops.formats.lance.generations.generation import FLUSHED, GenerationRef, generation_ref, lacks_files
 from memwal_ops.formats.lance.generations.wal import unflushed_entries, unflushed_rows, wal_entry_path
 from memwal_ops.formats.lance.log.region_files import wait
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
-from memwal_ops.formats.lance.wire.names import (
-    log_folder,
-    parse_version_manifest_name,
-    parse_wal_entry_name,
-    region_folder,
-)
+from memwal_ops.formats.lance.wire import names
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.storage.api import ObjectMeta, concurrently, results_of
@@ -129,7 +124,7 @@ def flush_log(table: Table, manifest: RegionManifest) -> int:
 def _by_pylance(table: Table, manifest: RegionManifest) -> int:
     """Pylance's writer fences the current one, replays the log and flushes it."""
     rows, batches = _size_of_log(table, manifest)
-    with lance_errors("flush the log of", f"{table.location.uri}/{region_folder(manifest.region_id)}"):
+    with lance_errors("flush the log of", f"{table.location.uri}/{names.region_folder(manifest.region_id)}"):
         open_dataset(table.location).mem_wal_writer(
             str(manifest.region_id),
             max_memtable_rows=max(_REPLAYED_ROWS, rows),
@@ -181,7 +176,7 @@ def check_complete(table: Table, manifest: RegionManifest) -> None:
     """
     listed = {flushed.generation: flushed.path for flushed in manifest.flushed_generations}
     for generation in range(1, manifest.current_generation):
-        path = f"{region_folder(manifest.region_id)}/{listed.get(generation, '')}"
+        path = f"{names.region_folder(manifest.region_id)}/{listed.get(generation, '')}"
         if generation not in listed or next(iter(table.store.list(path)), None) is None:
             raise errors.GenerationMissingError(
                 f"Generation {generation} of region {manifest.region_id} is not listed, or has no files."
@@ -209,9 +204,9 @@ def move_region(table: Table, region_id: UUID) -> Move:
 
 
 def _copy(table: Table, manifest: RegionManifest, new_id: UUID) -> None:
-    old, new = region_folder(manifest.region_id), region_folder(new_id)
+    old, new = names.region_folder(manifest.region_id), names.region_folder(new_id)
     for meta in table.store.list(f"{old}/wal"):
-        entry = parse_wal_entry_name(meta.path.rsplit("/", 1)[-1])
+        entry = names.parse_wal_entry_name(meta.path.rsplit("/", 1)[-1])
         needed = table.layout_of(manifest.region_id).generations_in_log or (
             entry and entry.entry_id > (manifest.replay_after_wal_id or 0)
         )
@@ -232,14 +227,14 @@ def _with_log(table: Table, meta: ObjectMeta, log_of: str) -> bytes:
     """
     data = table.store.get(meta.path)
     generation, folder, name = meta.path.rsplit("/", 2)
-    if folder != VERSIONS_FOLDER or parse_version_manifest_name(name) is None:
+    if folder != VERSIONS_FOLDER or names.parse_version_manifest_name(name) is None:
         return data
     version = decode_version_manifest(data)
     if not version.manifest.base_paths:
         return data
     for base in version.manifest.base_paths:
         own_log(table.location, generation, base.path)
-        base.path = f"{table.location.uri}/{log_folder(log_of)}"
+        base.path = f"{table.location.uri}/{names.log_folder(log_of)}"
     version.manifest.table_metadata.setdefault(FLUSHED, str(nanoseconds(meta.last_modified)))
     return encode_version_manifest(version)
 

@@ -23,7 +23,8 @@ from itertools import islice
 from uuid import UUID
 
 from memwal_ops import errors
-from memwal_ops.formats.lance.files.versions import PAGE, VERSIONS_FOLDER, is_same_file
+from memwal_ops.formats.lance.files.version_files import PAGE, VERSIONS_FOLDER, is_same_file
+from memwal_ops.formats.lance.wire import region_manifest
 from memwal_ops.formats.lance.wire.names import (
     MEM_WAL_FOLDER,
     parse_generation_dir,
@@ -31,14 +32,6 @@ from memwal_ops.formats.lance.wire.names import (
     parse_wal_entry_name,
     region_folder,
     region_manifest_name,
-)
-from memwal_ops.formats.lance.wire.region_manifest import (
-    FlushedGeneration,
-    RegionManifest,
-    decode_region_manifest,
-    decode_version_hint,
-    encode_region_manifest,
-    encode_version_hint,
 )
 from memwal_ops.storage.api import LinkError, Listing, ObjectMeta, Store
 from memwal_ops.storage.locations import LOCAL
@@ -150,7 +143,7 @@ class Drop:
     ``kept``: the paths that this version still lists.
     """
 
-    flushed: FlushedGeneration
+    flushed: region_manifest.FlushedGeneration
     version: int
     at: datetime
     kept: frozenset[str]
@@ -178,7 +171,7 @@ class RegionManifestStore:
         self.created: datetime | None = None
         """When the oldest manifest of the last listing was written, by the store's clock; None before a listing."""
 
-    def latest(self, *, checked: bool = False) -> RegionManifest:
+    def latest(self, *, checked: bool = False) -> region_manifest.RegionManifest:
         """The newest manifest (S0-053).
 
         ``checked``: also list the folder and refuse a gap anywhere between the oldest and the newest version. One more
@@ -209,7 +202,9 @@ class RegionManifestStore:
         created = min((meta.last_modified for meta in page if _version(meta) is not None), default=None)
         return ManifestFolder(versions[-1] if plain else None, strays, created)
 
-    def latest_from(self, version: int, known: RegionManifest | None = None) -> RegionManifest:
+    def latest_from(
+        self, version: int, known: region_manifest.RegionManifest | None = None
+    ) -> region_manifest.RegionManifest:
         """The newest manifest, by HEAD requests from a listed version on; two requests if that is the newest.
 
         ``known``: that version's manifest, if it was read before. Then it is one request, and the caller verifies that
@@ -227,12 +222,12 @@ class RegionManifestStore:
 
     def write_hint(self, version: int) -> None:
         """Write ``version_hint.json`` for a version that exists."""
-        self._store.put(f"{self.folder}/{HINT}", encode_version_hint(version))
+        self._store.put(f"{self.folder}/{HINT}", region_manifest.encode_version_hint(version))
 
     def hint(self) -> int | None:
         """The version in ``version_hint.json``; None if the file is missing or unreadable."""
         try:
-            return decode_version_hint(self._store.get(f"{self.folder}/{HINT}"))
+            return region_manifest.decode_version_hint(self._store.get(f"{self.folder}/{HINT}"))
         except errors.ObjectNotFoundError:
             return None
 
@@ -240,7 +235,7 @@ class RegionManifestStore:
         """The path of a version's manifest."""
         return f"{self.folder}/{region_manifest_name(version)}"
 
-    def read(self, version: int) -> RegionManifest:
+    def read(self, version: int) -> region_manifest.RegionManifest:
         """Read one manifest version. Raises ``RegionManifestCorruptError`` if it does not decode or exist."""
         path = self.path(version)
         try:
@@ -249,7 +244,7 @@ class RegionManifestStore:
             raise RegionManifestGoneError(
                 f"Region {self.region_id}: manifest version {version} ({path}) does not exist."
             ) from error
-        return decode_region_manifest(data, region_id=self.region_id, version=version)
+        return region_manifest.decode_region_manifest(data, region_id=self.region_id, version=version)
 
     def is_claimed(self) -> bool:
         """Whether the region's folder has any file besides unfinished first manifests.
@@ -326,7 +321,11 @@ class RegionManifestStore:
         return _versions(listed)
 
     def commit(
-        self, manifest: RegionManifest, *, ours_if_equal: bool = True, check: Callable[[], None] | None = None
+        self,
+        manifest: region_manifest.RegionManifest,
+        *,
+        ours_if_equal: bool = True,
+        check: Callable[[], None] | None = None,
     ) -> bool:
         """Publish ``manifest`` under its version number; False if another writer published that version.
 
@@ -338,7 +337,7 @@ class RegionManifestStore:
         Never leaves a gap: the previous version must exist, and be the one that ``manifest`` was made from. The hint is
         written afterwards, best effort (S0-052): readers probe onward from an older hint.
         """
-        data = encode_region_manifest(manifest)
+        data = region_manifest.encode_region_manifest(manifest)
         return self.publish(manifest.version, data, manifest.source, ours_if_equal=ours_if_equal, check=check)
 
     def publish(
@@ -503,7 +502,7 @@ class ListedLog(StoreWrapper):
         for folder, version in newest.items():
             meta = self._files.get(f"{folder}/{HINT}")
             # As encoded by pylance's writer, and by this package's.
-            for data in (b'{"version":%d}' % version, encode_version_hint(version)):
+            for data in (b'{"version":%d}' % version, region_manifest.encode_version_hint(version)):
                 if meta is not None and meta.e_tag == hashlib.md5(data, usedforsecurity=False).hexdigest():
                     yield meta.path, data
 

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.files.versions import (
-    VersionPage,
-    VersionWriter,
-    list_versions,
-    operation_of,
-    parent_version,
-)
+from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.regions.manifests import unlisted
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry
 from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
@@ -101,7 +95,7 @@ _KNOWN: WeakKeyDictionary[Store, dict[ObjectMeta, tuple[Moment, bool]]] = WeakKe
 class MergeHistory:
     """The merge progress in the existing versions. Read only if there is no record, each version at most once."""
 
-    def __init__(self, store: Store, listed: VersionPage, newest: VersionManifest) -> None:
+    def __init__(self, store: Store, listed: version_files.VersionPage, newest: VersionManifest) -> None:
         """``listed``: the versions, as listed before the newest was read. Nothing is read before the first call."""
         self._store = store
         self._lock = RLock()
@@ -152,7 +146,7 @@ class MergeHistory:
         """Whether a version of that time, by the store's clock, is of another program that may have changed rows."""
         for meta in (meta for meta in self._numbered().values() if since <= meta.last_modified <= until):
             with suppress(*_UNREADABLE):
-                writer = VersionWriter.of(self.manifest(meta))
+                writer = version_files.VersionWriter.of(self.manifest(meta))
                 if writer.writes and not writer.ours:
                     return True
         return False
@@ -170,7 +164,7 @@ class MergeHistory:
             manifest = self.manifest(self.listed()[version])
             transaction, writer = manifest.transaction, manifest.manifest.writer_version
             if transaction is not None and JOB_PROPERTY not in transaction.transaction_properties:
-                return f"{writer.library} {writer.version}, {operation_of(transaction)}"
+                return f"{writer.library} {writer.version}, {version_files.operation_of(transaction)}"
         return "which one is not known"
 
     def without_index_since(self, created: datetime, *, after: int) -> Mapping[int, Moment]:
@@ -267,7 +261,7 @@ class MergeHistory:
 
     def _numbered(self) -> Mapping[int, ObjectMeta]:
         if self._listed is None:
-            self._listed = list_versions(self._store).numbered
+            self._listed = version_files.list_versions(self._store).numbered
         return self._listed
 
     def _indexed(self, meta: ObjectMeta) -> tuple[Moment, bool] | None:
@@ -292,7 +286,7 @@ class MergeHistory:
             index = _index(version)
         except _UNREADABLE:
             return None
-        moment, parent = Moment.of(meta, version.manifest), parent_version(version)
+        moment, parent = Moment.of(meta, version.manifest), version_files.parent_version(version)
         if index is None:
             return _Version(moment, None, parent)
         specs = frozenset(spec.spec_id for spec in index.region_specs)

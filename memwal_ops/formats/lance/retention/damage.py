@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from memwal_ops import errors
-from memwal_ops.formats.lance.files import named_files, versions
+from memwal_ops.formats.lance.files import named_files, version_files
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, undecodable
 from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
@@ -93,9 +93,9 @@ def name_damage(
         if damage is None and type(error) is errors.StorageError:
             damage = next(_undecodable(newest, None if fragments is None else fragments()), None)
         # The files of a version that was expired meanwhile are not damaged but deleted.
-        if damage is None or newest.store.head(versions.version_path(newest.version, newest.naming)) is None:
+        if damage is None or newest.store.head(version_files.version_path(newest.version, newest.naming)) is None:
             return error
-        if damage.folder == versions.DATA_FOLDER and (listed := newest_damage(newest)) is not None and listed.of:
+        if damage.folder == version_files.DATA_FOLDER and (listed := newest_damage(newest)) is not None and listed.of:
             damage = listed
     except errors.MemwalOpsError:
         return error
@@ -119,7 +119,7 @@ def _undecodable(table: Table, fragments: Collection[int] | None) -> Iterator[na
         if fragment.fragment_id in fragments if fragments is not None else size <= _DECODED_BYTES:
             for name, _ in undecodable(table.dataset, fragment):
                 shown, why = shown_files(table)[name], "has rows that cannot be decoded"
-                yield named_files.Damage(shown, versions.DATA_FOLDER, why, named_files.RESTORE_DEEP)
+                yield named_files.Damage(shown, version_files.DATA_FOLDER, why, named_files.RESTORE_DEEP)
 
 
 def shown_files(table: Table) -> Mapping[str, str]:
@@ -131,8 +131,8 @@ def _named_and_missing(table: Table, text: str) -> named_files.Damage | None:
     """The file that an error names, if the newest version refers to it and it is missing."""
     for file in _places(table).data_files(table.manifest.manifest):
         if file.path in text and file.place.store.head(file.path) is None:
-            return named_files.Damage(str(file), versions.DATA_FOLDER, _MISSING)
-    for key in versions.references(table.manifest).own:
+            return named_files.Damage(str(file), version_files.DATA_FOLDER, _MISSING)
+    for key in version_files.references(table.manifest).own:
         at = text.find(key)
         path = _PATH.match(text, at) if at >= 0 else None
         if path is not None and table.store.head(path[0]) is None:
@@ -143,7 +143,7 @@ def _named_and_missing(table: Table, text: str) -> named_files.Damage | None:
 def _rebuild_of(table: Table, path: str) -> str:
     """What to do about a file of an index, by the index's name; empty: it is not of one that can be built."""
     for entry in table.manifest.index_entries:
-        if versions.index_key(entry) in path and not entry.name.startswith(version_manifest.SYSTEM_INDEX):
+        if version_files.index_key(entry) in path and not entry.name.startswith(version_manifest.SYSTEM_INDEX):
             return _REBUILD_INDEX.format(entry.name)
     return ""
 
@@ -156,7 +156,9 @@ def damages(table: Table, limit: int | None = None) -> Iterator[named_files.Dama
     """
     yield from _damaged_references(table)
     if (why := version_manifest.lost_dictionary(table.manifest)) is not None:
-        yield named_files.Damage(versions.version_path(table.version, table.naming), versions.VERSIONS_FOLDER, why)
+        yield named_files.Damage(
+            version_files.version_path(table.version, table.naming), version_files.VERSIONS_FOLDER, why
+        )
     places = _places(table)
     checks = chain(
         (partial(_damage_of, table, file) for file in islice(places.data_files(table.manifest.manifest), limit)),
@@ -190,7 +192,11 @@ def _damage_of(table: Table, file: named_files.NamedFile) -> Sequence[named_file
     if why is None:
         table.sound.add(str(file))
         return ()
-    return (named_files.Damage(str(file), versions.DATA_FOLDER if file.of is None else versions.DELETIONS_FOLDER, why),)
+    return (
+        named_files.Damage(
+            str(file), version_files.DATA_FOLDER if file.of is None else version_files.DELETIONS_FOLDER, why
+        ),
+    )
 
 
 def damage_of(file: named_files.NamedFile) -> str | None:
@@ -283,7 +289,7 @@ class _Expected:
             return
         if file.size not in {0, meta.size}:
             self._wrong[str(file)] = f"has {meta.size:,} bytes instead of {file.size:,}"
-        elif not file.size or versions.file_key(meta.path) in self._opened:
+        elif not file.size or version_files.file_key(meta.path) in self._opened:
             self._to_open[str(file)] = file, meta.size
 
     def wrong(self, sound: set[str]) -> dict[str, str]:
@@ -365,7 +371,7 @@ class NewestFiles:
         if newest.version != self._table.version:  # the files may have been deleted with this version
             require_complete(newest, self._since)
             return
-        readable = self._newest_without(frozenset(filter(None, map(versions.file_key, wrong))))
+        readable = self._newest_without(frozenset(filter(None, map(version_files.file_key, wrong))))
         kept = "" if readable is None else f" Version {readable} is the newest that does not need it."
         raise errors.TableCorruptError(
             f"{damage.what}, and the newest version, {self._table.version}, needs {'them' if damage.of else 'it'}: "
@@ -377,7 +383,7 @@ class NewestFiles:
         """The wrong files by name; those in other tables only if all of the own ones are right."""
         wrong = dict(self.expected.wrong(self._table.sound))
         if (why := version_manifest.lost_dictionary(self._table.manifest)) is not None:
-            wrong[versions.version_path(self._table.version, self._table.naming)] = why
+            wrong[version_files.version_path(self._table.version, self._table.naming)] = why
         return wrong or wrong_at_base_paths(self._table)
 
     def _newest_without(self, wrong: frozenset[str]) -> int | None:
@@ -385,11 +391,11 @@ class NewestFiles:
         if not wrong:
             return None
         older = sorted(version for version in self._table.history.listed() if version < self._table.version)
-        paths = {versions.version_path(version, self._table.naming): version for version in older[-_OLDER:]}
+        paths = {version_files.version_path(version, self._table.naming): version for version in older[-_OLDER:]}
         try:
             readable = [
                 paths[path]
-                for path, refers in versions.read_references(self._table.store, paths)
+                for path, refers in version_files.read_references(self._table.store, paths)
                 if not refers.own & wrong
             ]
         except errors.TableCorruptError:
@@ -400,10 +406,10 @@ class NewestFiles:
 def _written_since(table: Table, version: int) -> frozenset[str]:
     """The keys of the files of the table's version that an older version does not have; of all, if that is gone."""
     try:
-        older = versions.references(versions.read_version_manifest(table.store, version, table.naming)).own
+        older = version_files.references(version_files.read_version_manifest(table.store, version, table.naming)).own
     except (errors.ObjectNotFoundError, errors.InvalidFormatError, errors.TableCorruptError):
         older = frozenset()
-    return versions.references(table.manifest).own - older
+    return version_files.references(table.manifest).own - older
 
 
 def _expected_here(table: Table, opened: Collection[str] = frozenset()) -> _Expected:
@@ -415,10 +421,11 @@ def _expected_here(table: Table, opened: Collection[str] = frozenset()) -> _Expe
             continue
         if index.files:
             files += (
-                place.index_file(f"{versions.index_key(index)}/{file.path}", file.size_bytes) for file in index.files
+                place.index_file(f"{version_files.index_key(index)}/{file.path}", file.size_bytes)
+                for file in index.files
             )
         else:
-            folders.append(versions.index_key(index))
+            folders.append(version_files.index_key(index))
     return _Expected(place, files, folders, opened)
 
 
@@ -433,12 +440,14 @@ def _worst(table: Table, wrong: Mapping[str, str]) -> named_files.Damage | None:
     return named_files.Damage(path, _folder_of(path), wrong[path], _rebuild_of(table, path), several)
 
 
-_NOUNS = {versions.DATA_FOLDER: "data", versions.DELETIONS_FOLDER: "deletion", INDICES_FOLDER: "index"}
+_NOUNS = {version_files.DATA_FOLDER: "data", version_files.DELETIONS_FOLDER: "deletion", INDICES_FOLDER: "index"}
 
 
 def _folder_of(path: str) -> str:
-    folders = (folder for folder in (*versions.BASE_FOLDERS, versions.VERSIONS_FOLDER) if f"/{folder}/" in f"/{path}")
-    return next(folders, versions.DATA_FOLDER)
+    folders = (
+        folder for folder in (*version_files.BASE_FOLDERS, version_files.VERSIONS_FOLDER) if f"/{folder}/" in f"/{path}"
+    )
+    return next(folders, version_files.DATA_FOLDER)
 
 
 def wrong_at_base_paths(table: Table) -> dict[str, str]:
@@ -544,9 +553,9 @@ def missing_of_version(table: Table, version: int) -> str | None:
     if version == table.version:
         damage = newest_damage(table)
         return None if damage is None or damage.folder == INDICES_FOLDER else damage.named
-    path = versions.version_path(version, table.naming)
+    path = version_files.version_path(version, table.naming)
     try:
-        decoded = versions.decode_named(path, table.store.get(path))
+        decoded = version_files.decode_named(path, table.store.get(path))
         version_manifest.check_writable(decoded.manifest)
         return missing_of_manifest(table, decoded, besides=_needed_files(table, table.manifest))
     except errors.ObjectNotFoundError:
@@ -609,7 +618,7 @@ def _damage_of_version(table: Table) -> named_files.Damage | None:
         return None
     return (
         None
-        if damage is None or table.store.head(versions.version_path(table.version, table.naming)) is None
+        if damage is None or table.store.head(version_files.version_path(table.version, table.naming)) is None
         else damage
     )
 
@@ -634,7 +643,9 @@ def _needed_files(
     Raises ``InvalidFormatError``: its manifest contradicts itself.
     """
     manifest = version.manifest
-    folders = dict.fromkeys(key for key in versions.references(version).own if key.startswith(f"{INDICES_FOLDER}/"))
+    folders = dict.fromkeys(
+        key for key in version_files.references(version).own if key.startswith(f"{INDICES_FOLDER}/")
+    )
     try:
         files = [*named_files.Places(table.location, table.store, manifest).data_files(manifest)]
     except NotExportedError:
@@ -644,7 +655,7 @@ def _needed_files(
 
 
 def _unreadable(table: Table, files: Mapping[str, named_files.NamedFile | None]) -> frozenset[str]:
-    gone = versions.missing_files(table.store, [key for key, file in files.items() if file is None])
+    gone = version_files.missing_files(table.store, [key for key, file in files.items() if file is None])
     unread = [file for key, file in files.items() if file is not None and key not in table.sound]
     checked = concurrently(_is_readable, unread, threads=_CONCURRENT_READS)
     return frozenset([*gone, *(str(file) for file, readable in checked if not readable)])

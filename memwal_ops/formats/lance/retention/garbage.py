@@ -18,28 +18,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.anchors import delete_proven
 from memwal_ops.errors import InvalidFormatError, InvariantViolatedError, ObjectNotFoundError, TableReplacedError
-from memwal_ops.formats.lance.files.versions import (
-    BASE_FOLDERS,
-    SET_ASIDE_FOLDER,
-    TRANSACTIONS_FOLDER,
-    VERSIONS_FOLDER,
-    Known,
-    contents,
-    decode_set_aside,
-    decoded_references,
-    encode_set_aside,
-    file_key,
-    is_same_file,
-    is_unfinished,
-    list_manifests,
-    list_manifests_of_others,
-    missing_files,
-    read_references,
-    read_version_manifest,
-    references,
-    version_of_main,
-    version_path,
-)
+from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.retention.live_versions import named_versions
 from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_staged_manifest_name, parse_version_manifest_name
@@ -65,21 +44,21 @@ if TYPE_CHECKING:
 
 def list_set_aside(store: Store) -> list[str]:
     """The records of manifests: of this run, of concurrent runs, and of killed runs."""
-    return sorted(meta.path for meta in store.list(SET_ASIDE_FOLDER) if meta.path.endswith(".manifests"))
+    return sorted(meta.path for meta in store.list(version_files.SET_ASIDE_FOLDER) if meta.path.endswith(".manifests"))
 
 
 def read_set_aside(store: Store, path: str) -> list[tuple[int, bytes]]:
     """The manifests of a record, each with its version; none if another run deleted it meanwhile."""
     try:
-        return decode_set_aside(store.get(path), path)
+        return version_files.decode_set_aside(store.get(path), path)
     except ObjectNotFoundError:
         return []
 
 
 def record(store: Store, manifests: Sequence[tuple[int, bytes]]) -> str:
     """Write a record of manifests, each with its version, unless it is there; return its path."""
-    data = encode_set_aside(manifests)
-    path = f"{SET_ASIDE_FOLDER}/{manifests[0][0]:020d}-{hashlib.sha256(data).hexdigest()[:16]}.manifests"
+    data = version_files.encode_set_aside(manifests)
+    path = f"{version_files.SET_ASIDE_FOLDER}/{manifests[0][0]:020d}-{hashlib.sha256(data).hexdigest()[:16]}.manifests"
     if not store.put_if_absent(path, data) and store.get(path) != data:
         raise InvariantViolatedError(f"The content of {path} does not match the hash in its name.")
     return path
@@ -99,8 +78,10 @@ def put_back(table: Table, needed: Collection[int], listed: Collection[int]) -> 
                 recorded.setdefault(version, set()).add(data)
     done = []
     for version, (data, *others) in recorded.items():
-        if not others and not missing_files(table.store, references(decode_version_manifest(data)).own):
-            table.store.put_back(version_path(version, table.naming), data)
+        if not others and not version_files.missing_files(
+            table.store, version_files.references(decode_version_manifest(data)).own
+        ):
+            table.store.put_back(version_files.version_path(version, table.naming), data)
             done.append(version)
     return tuple(done)
 
@@ -132,7 +113,7 @@ class Leftover:
 
 def find_leftovers(table: Table) -> Iterator[Leftover]:
     """All detached manifests, of any writer and any age. One listing if there are none."""
-    for meta in table.store.list(VERSIONS_FOLDER, after=f"{VERSIONS_FOLDER}/d"):
+    for meta in table.store.list(version_files.VERSIONS_FOLDER, after=f"{version_files.VERSIONS_FOLDER}/d"):
         name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
         if name is None or not name.detached:
             continue
@@ -151,7 +132,7 @@ def find_leftovers(table: Table) -> Iterator[Leftover]:
         built_on = left.transaction.read_version
         if not file or built_on >= table.version or _transaction_file(table, built_on + 1) == file:
             file = ""
-        path = f"{TRANSACTIONS_FOLDER}/{file}" if file else None
+        path = f"{version_files.TRANSACTIONS_FOLDER}/{file}" if file else None
         yield Leftover(meta, name.version, properties[JOB_PROPERTY], properties.get(_RUN_PROPERTY), path)
 
 
@@ -201,7 +182,7 @@ def _deleted(table: Table, paths: list[str]) -> int:
 
 def _transaction_file(table: Table, version: int) -> str | None:
     try:
-        return read_version_manifest(table.store, version, table.naming).manifest.transaction_file
+        return version_files.read_version_manifest(table.store, version, table.naming).manifest.transaction_file
     except ObjectNotFoundError:
         return None
 
@@ -233,7 +214,7 @@ class NeededFiles:
     expired: set[str] = field(default_factory=set)
     records: dict[str, None] = field(default_factory=dict)
     listed: set[int] = field(default_factory=set)
-    _known: Known = field(default_factory=dict)
+    _known: version_files.Known = field(default_factory=dict)
     # Objects and not paths: a version's number, so its path, may be used again. Of the own branch, and of others.
     _seen: tuple[set[ObjectMeta], set[ObjectMeta]] = field(default_factory=lambda: (set(), set()))
 
@@ -253,7 +234,9 @@ class NeededFiles:
         deleted, tags, branches and holds must be listed after this, and versions that were put back be read again.
         """
         for path in list_set_aside(table.store):  # one at a time: each may have megabytes
-            for _, named in read_references(table.store, [path] if path not in self.records else (), self._known):
+            for _, named in version_files.read_references(
+                table.store, [path] if path not in self.records else (), self._known
+            ):
                 self.expired |= named.all
             self.records.setdefault(path)
 
@@ -264,9 +247,9 @@ class NeededFiles:
         the record could not be written; ``TableCorruptError``: a manifest does not decode.
         """
         manifests = []
-        paths = {version_path(version, table.naming): version for version in versions}
-        for path, data in contents(table.store, paths):
-            self.expired |= decoded_references(path, data, self._known).all
+        paths = {version_files.version_path(version, table.naming): version for version in versions}
+        for path, data in version_files.contents(table.store, paths):
+            self.expired |= version_files.decoded_references(path, data, self._known).all
             manifests.append((paths[path], data))
         if manifests and apply:
             self.records[record(table.store, manifests)] = None
@@ -275,19 +258,19 @@ class NeededFiles:
     def _read_own(self, table: Table, young: Collection[str], without: Collection[str]) -> bool:
         fresh = {
             path: meta
-            for path, meta in list_manifests(table.store).items()
+            for path, meta in version_files.list_manifests(table.store).items()
             if meta not in self._seen[0] and path not in without
         }
-        opened = version_path(table.version, table.naming)
-        is_known = opened in fresh and is_same_file(table.file, fresh[opened])
-        known = [(opened, references(table.manifest))] if is_known else []
+        opened = version_files.version_path(table.version, table.naming)
+        is_known = opened in fresh and version_files.is_same_file(table.file, fresh[opened])
+        known = [(opened, version_files.references(table.manifest))] if is_known else []
         paths = sorted(fresh.keys() - {path for path, _ in known})
-        for path, named in chain(known, read_references(table.store, paths, self._known)):
+        for path, named in chain(known, version_files.read_references(table.store, paths, self._known)):
             self._seen[0].add(fresh.pop(path))
             self.keys |= named.all
             if path not in young:
                 self.lasting |= named.all
-            if (version := version_of_main(path)) is not None:
+            if (version := version_files.version_of_main(path)) is not None:
                 self.listed.add(version)
                 self.own |= named.own
             else:
@@ -295,9 +278,9 @@ class NeededFiles:
         return not fresh
 
     def _read_others(self, table: Table) -> bool:
-        others = list_manifests_of_others(table.branch)
+        others = version_files.list_manifests_of_others(table.branch)
         fresh = {path: meta for path, meta in others.items() if meta not in self._seen[1]}
-        for path, named in read_references(table.branch.root, sorted(fresh), self._known):
+        for path, named in version_files.read_references(table.branch.root, sorted(fresh), self._known):
             self._seen[1].add(fresh.pop(path))
             self.keys |= named.all
             self.lasting |= named.all
@@ -368,21 +351,21 @@ def find_garbage(
         if not on_batch(batch):
             return garbage
     garbage.complete = True
-    garbage.missing = tuple(missing_files(store, sorted(absent)[:_MISSING]))
+    garbage.missing = tuple(version_files.missing_files(store, sorted(absent)[:_MISSING]))
     return garbage
 
 
 def _garbage(
     store: Store, needed: NeededFiles, now: datetime, found: Garbage, absent: set[str], newest: NewestFiles | None
 ) -> Iterator[ObjectMeta]:
-    for folder in (*BASE_FOLDERS, VERSIONS_FOLDER):
+    for folder in (*version_files.BASE_FOLDERS, version_files.VERSIONS_FOLDER):
         for meta in store.list(folder):
-            key = file_key(meta.path)
+            key = version_files.file_key(meta.path)
             if newest is not None:
                 newest.see(meta)
             absent.discard(key or "")
             if key is None:
-                if is_unfinished(meta.path):
+                if version_files.is_unfinished(meta.path):
                     if now - meta.last_modified > UNFINISHED_AGE:
                         yield meta
                     else:
@@ -398,11 +381,15 @@ def _garbage(
 
 def unreadable_versions(store: Store, missing: Collection[str]) -> dict[int, str]:
     """One missing file for each listed version of main that refers to any. Reads every manifest again."""
-    paths = [path for path in list_manifests(store, VERSIONS_FOLDER) if version_of_main(path) is not None]
+    paths = [
+        path
+        for path in version_files.list_manifests(store, version_files.VERSIONS_FOLDER)
+        if version_files.version_of_main(path) is not None
+    ]
     missing_keys = frozenset(missing)
     unreadable = {}
-    for path, refers in read_references(store, paths):
-        version = version_of_main(path)
+    for path, refers in version_files.read_references(store, paths):
+        version = version_files.version_of_main(path)
         if version is not None and (absent := refers.own & missing_keys):
             unreadable[version] = min(absent)
     return unreadable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops import errors
 from memwal_ops.core.anchors import Anchor, anchor_at
-from memwal_ops.formats.lance.files.versions import is_same_file, read_version_manifest, version_path
+from memwal_ops.formats.lance.files.version_files import is_same_file, read_version_manifest, version_path
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memwal_ops.core.holds import Hold, holds, holds_in_force
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, branch_folder, lance_errors, list_tags
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, decode_named, list_versions
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER, decode_named, list_versions
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops import errors
 from memwal_ops.core import table_history
-from memwal_ops.formats.lance.files.versions import PAGE, VERSIONS_FOLDER, is_ascending, list_versions, operation_of
+from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.regions.manifests import list_regions
 from memwal_ops.formats.lance.wire.memwal_index import merge_progress
@@ -101,7 +101,7 @@ def recent_history(table: Table, limit: int) -> table_history.TableHistory:
 
 
 def _newest(table: Table, count: int) -> list[ObjectMeta]:
-    numbered = list_versions(table.store).numbered
+    numbered = version_files.list_versions(table.store).numbered
     return [numbered[version] for version in nlargest(count, numbered)]
 
 
@@ -126,7 +126,7 @@ def _revision(
         version.number,
         version.committed,
         _author(manifest, transaction),
-        "" if transaction is None else operation_of(transaction),
+        "" if transaction is None else version_files.operation_of(transaction),
         sum(
             int(fragment.physical_rows) - int(fragment.deletion_file.num_deleted_rows)
             for fragment in manifest.fragments
@@ -282,10 +282,10 @@ def _digest(kind: str, store: Store, versions: Iterable[ObjectMeta]) -> str:
 
 def _newest_versions(store: Store) -> Sequence[ObjectMeta]:
     """The first page of the versions if it begins with the newest one, else all versions."""
-    listing = store.list(VERSIONS_FOLDER)
-    page = list(islice(listing, PAGE))
+    listing = store.list(version_files.VERSIONS_FOLDER)
+    page = list(islice(listing, version_files.PAGE))
     schemes = {name.scheme for meta in page if (name := _version_name(meta)) is not None}
-    if len(page) == PAGE and schemes == {NamingScheme.V2} and is_ascending(page):
+    if len(page) == version_files.PAGE and schemes == {NamingScheme.V2} and version_files.is_ascending(page):
         return page
     return _by_path([*page, *listing])
 
@@ -296,11 +296,11 @@ def _log_objects(store: Store) -> Sequence[ObjectMeta]:
     objects: list[ObjectMeta] = []
     after: str | None = None
     while True:
-        page = list(islice(store.list(MEM_WAL_FOLDER, after=after), PAGE))
-        if not is_ascending(page):  # S3 Express
+        page = list(islice(store.list(MEM_WAL_FOLDER, after=after), version_files.PAGE))
+        if not version_files.is_ascending(page):  # S3 Express
             return _region_manifests(store)
         objects += page
-        if len(page) < PAGE:
+        if len(page) < version_files.PAGE:
             return objects
         after = _next_start(page[-1].path)
 

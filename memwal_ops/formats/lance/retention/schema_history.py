@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
-from memwal_ops.formats.lance.files.versions import parent_version, read_version_manifest
+from memwal_ops.formats.lance.files.version_files import parent_version, read_version_manifest
 from memwal_ops.formats.lance.retention import schema_recorder
 from memwal_ops.storage.api import Store, concurrently
 from memwal_ops.storage.export_file import NotExportedError

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
-from memwal_ops.formats.lance.files.versions import operation_of, parent_version, read_version_manifest
+from memwal_ops.formats.lance.files.version_files import operation_of, parent_version, read_version_manifest
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from memwal_ops.log import get_logger
 from memwal_ops.storage.api import ObjectMeta, concurrently

@@ -22,17 +22,9 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from memwal_ops.errors import InvalidFormatError, InvariantViolatedError, LegacyLayoutError, TableCorruptError
+from memwal_ops.formats.lance.wire import region_manifest
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.names import U64_MAX
-from memwal_ops.formats.lance.wire.region_manifest import (
-    FlushedGeneration,
-    RegionManifest,
-    RegionRecord,
-    decode_field,
-    field_types,
-    python_value,
-    with_region_records,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -241,7 +233,7 @@ def stamp_progress(
     progress: Mapping[UUID, int],
     *,
     version: int,
-    records: Mapping[UUID, RegionRecord] = MappingProxyType({}),
+    records: Mapping[UUID, region_manifest.RegionRecord] = MappingProxyType({}),
 ) -> VersionManifest:
     """Stamp the number ``version`` and the ``progress`` into a version that pylance built on ``parent``.
 
@@ -267,7 +259,7 @@ def stamp_progress(
     }
     details = with_progress(with_catchup(before.details, claims), progress)
     entry.CopyFrom(with_details(old, details.SerializeToString(deterministic=True), version))
-    manifest = with_region_records(built.manifest, records)
+    manifest = region_manifest.with_region_records(built.manifest, records)
     manifest.version = version
     return replace(built, manifest=manifest, indexes=indexes, transaction=_with_marker(built.transaction, progress))
 
@@ -362,37 +354,41 @@ class RegionState:
     replay_after_wal_id: int | None
     wal_id_last_seen: int | None
     current_generation: int
-    flushed_generations: tuple[FlushedGeneration, ...]
+    flushed_generations: tuple[region_manifest.FlushedGeneration, ...]
 
 
-def region_rows(regions: Sequence[RegionManifest | Row], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
+def region_rows(
+    regions: Sequence[region_manifest.RegionManifest | Row], specs: Iterable[memwal_pb2.RegionSpec]
+) -> pa.Table:
     """Rows as the specification defines them, in the order of ``regions``; no region: no row, all columns.
 
     ``regions``: manifests, or rows of an earlier snapshot that are still valid. ``specs`` add a column for each field.
     """
-    types = field_types(specs)
+    types = region_manifest.field_types(specs)
     rows = [region if isinstance(region, dict) else _region_row(region, types) for region in regions]
     return _rows(rows, _REGION_COLUMNS, _REGION_FIELD, types)
 
 
-def shard_rows(regions: Sequence[RegionManifest | Row], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
+def shard_rows(
+    regions: Sequence[region_manifest.RegionManifest | Row], specs: Iterable[memwal_pb2.RegionSpec]
+) -> pa.Table:
     """Rows as documented by pylance 7 and later; arguments as for :func:`region_rows`."""
-    types = field_types(specs)
+    types = region_manifest.field_types(specs)
     rows = [region if isinstance(region, dict) else _shard_row(region, types) for region in regions]
     return _rows(rows, _SHARD_COLUMNS, _SHARD_FIELD, types)
 
 
-def check_fields(manifest: RegionManifest, specs: Iterable[memwal_pb2.RegionSpec]) -> None:
+def check_fields(manifest: region_manifest.RegionManifest, specs: Iterable[memwal_pb2.RegionSpec]) -> None:
     """Raise ``InvalidFormatError`` if a region field of the manifest is not a value of its type."""
-    types = field_types(specs)
+    types = region_manifest.field_types(specs)
     for name, value in manifest.region_fields:
         if name in types:
-            decode_field(value, types[name])
+            region_manifest.decode_field(value, types[name])
 
 
 def as_rows(rows: pa.Table) -> list[Row]:
     """The rows of a snapshot, with values of region fields as :func:`decode_field` has them."""
-    columns = [[python_value(value) for value in column] for column in rows.columns]
+    columns = [[region_manifest.python_value(value) for value in column] for column in rows.columns]
     return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
@@ -426,7 +422,7 @@ def without_fields(rows: pa.Table) -> pa.Table:
     return rows.select(columns.names)
 
 
-def _region_row(manifest: RegionManifest, types: Mapping[str, pa.DataType]) -> Row:
+def _region_row(manifest: region_manifest.RegionManifest, types: Mapping[str, pa.DataType]) -> Row:
     return {
         "region_id": manifest.region_id.bytes,
         "version": manifest.version,
@@ -442,7 +438,7 @@ def _region_row(manifest: RegionManifest, types: Mapping[str, pa.DataType]) -> R
     }
 
 
-def _shard_row(manifest: RegionManifest, types: Mapping[str, pa.DataType]) -> Row:
+def _shard_row(manifest: region_manifest.RegionManifest, types: Mapping[str, pa.DataType]) -> Row:
     return {
         "shard_id": str(manifest.region_id),
         "shard_spec_id": manifest.region_spec_id,
@@ -450,8 +446,12 @@ def _shard_row(manifest: RegionManifest, types: Mapping[str, pa.DataType]) -> Ro
     }
 
 
-def _field_cells(manifest: RegionManifest, types: Mapping[str, pa.DataType], prefix: str) -> Row:
-    return {prefix + name: decode_field(value, types[name]) for name, value in manifest.region_fields if name in types}
+def _field_cells(manifest: region_manifest.RegionManifest, types: Mapping[str, pa.DataType], prefix: str) -> Row:
+    return {
+        prefix + name: region_manifest.decode_field(value, types[name])
+        for name, value in manifest.region_fields
+        if name in types
+    }
 
 
 def _rows(rows: list[Row], columns: pa.Schema, prefix: str, types: Mapping[str, pa.DataType]) -> pa.Table:
@@ -485,10 +485,10 @@ def _decode_region(row: Row) -> RegionRow:
     )
 
 
-def _flushed(entry: Row) -> FlushedGeneration:
+def _flushed(entry: Row) -> region_manifest.FlushedGeneration:
     if entry["generation"] is None or entry["path"] is None:
         raise ValueError("a generation has no number or no path")
-    return FlushedGeneration(entry["generation"], entry["path"])
+    return region_manifest.FlushedGeneration(entry["generation"], entry["path"])
 
 
 def _fields(row: Row, prefix: str) -> dict[str, Any]:

@@ -20,16 +20,7 @@ import numpy as np
 from memwal_ops.core.context import Progress, RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.errors import InvalidUsageError, TableReplacedError
-from memwal_ops.formats.lm_diskann import files, publishing
-from memwal_ops.formats.lm_diskann.copies import (
-    PART_BYTES,
-    Copy,
-    Destination,
-    Identity,
-    LocalFolder,
-    destination_of,
-    read_parts,
-)
+from memwal_ops.formats.lm_diskann import copies, files, publishing
 from memwal_ops.formats.lm_diskann.errors import NOT_COPIED, IndexCorruptError
 from memwal_ops.formats.lm_diskann.library import WAIT
 from memwal_ops.formats.lm_diskann.merging import check_blocks
@@ -58,16 +49,16 @@ def snapshot(
 ) -> int:
     """See :func:`memwal_ops.formats.lm_diskann.snapshot`."""
     path = files.local_path(folder)
-    to = destination_of(os.fspath(destination), storage_options or {}, files.unguarded)
+    to = copies.destination_of(os.fspath(destination), storage_options or {}, files.unguarded)
     parameters = files.read_parameters(path)
     if to.existing() is not None:
         raise InvalidUsageError(f"{to.uri} exists already.", remedy="Choose another name for the copy.")
     return copy(path, parameters, to, wait, lambda _: None)[0].epoch
 
 
-def refuse_overlap(path: str, to: Destination) -> None:
+def refuse_overlap(path: str, to: copies.Destination) -> None:
     """Check that neither of source and destination contains the other. Raises ``InvalidUsageError``."""
-    if isinstance(to, LocalFolder):
+    if isinstance(to, copies.LocalFolder):
         source, target = os.path.realpath(path), os.path.realpath(to.uri)
         if os.path.commonpath([source, target]) in {source, target}:
             raise InvalidUsageError(
@@ -77,8 +68,8 @@ def refuse_overlap(path: str, to: Destination) -> None:
 
 
 def copy(
-    path: str, parameters: Parameters, to: Destination, wait: float, advance: Advance
-) -> tuple[Identity, int, int]:
+    path: str, parameters: Parameters, to: copies.Destination, wait: float, advance: Advance
+) -> tuple[copies.Identity, int, int]:
     """Copy a folder to an empty destination; returns the copy's identity, its rows and its bytes."""
     refuse_overlap(path, to)
     with ExitStack() as opened:
@@ -101,11 +92,11 @@ def copy(
         _copy_file(
             os.path.join(path, files.METADATA), os.path.join(to.staging, files.METADATA)
         )  # with it, a folder is an index
-        identity = Identity(str(parameters.uuid), store.state.epoch)
+        identity = copies.Identity(str(parameters.uuid), store.state.epoch)
         return identity, store.state.live, to.publish(identity, store.state.live)
 
 
-def restore(table: Copy, to: LocalFolder, advance: Advance) -> int:
+def restore(table: copies.Copy, to: copies.LocalFolder, advance: Advance) -> int:
     """Restore a copy on a store to a folder; returns its bytes.
 
     Raises ``TableCorruptError``: a part is missing or damaged; no folder was created.
@@ -119,8 +110,8 @@ def restore(table: Copy, to: LocalFolder, advance: Advance) -> int:
 
     with to:
         for file in sorted(manifest.files, key=lambda file: file.path == files.METADATA):
-            to.write(file.path, reported(read_parts(table.store, manifest, file)))
-        return to.publish(Identity(manifest.uuid, manifest.epoch), manifest.rows)
+            to.write(file.path, reported(copies.read_parts(table.store, manifest, file)))
+        return to.publish(copies.Identity(manifest.uuid, manifest.epoch), manifest.rows)
 
 
 def _copy_store(path: str, staging: str, parameters: Parameters, wait: float, opened: ExitStack) -> Store:
@@ -155,7 +146,7 @@ def _graph(
     """Yield the slots of the graph in chunks: those with a newest version, checked; all others are zero."""
     size = parameters.layout.block_size
     nodes, places, epochs = mapped
-    each = max(1, PART_BYTES // size)
+    each = max(1, copies.PART_BYTES // size)
     with open(os.path.join(path, files.GRAPH), "rb") as file:
         for first in range(0, slots, each):
             count = min(each, slots - first)
@@ -182,7 +173,7 @@ def _check_deltas(store: Store, parameters: Parameters, path: str) -> None:
 def _copy_file(source: str, target: str) -> None:
     try:
         with open(source, "rb") as old, open(target, "wb") as new:
-            while data := old.read(PART_BYTES):
+            while data := old.read(copies.PART_BYTES):
                 new.write(data)
             new.flush()
             os.fsync(new.fileno())
@@ -226,13 +217,13 @@ class CopyReport:
         }[self.decision]
 
 
-def plan(table: Table | Copy, options: IndexSnapshotOptions, context: RunContext) -> CopyReport:
+def plan(table: Table | copies.Copy, options: IndexSnapshotOptions, context: RunContext) -> CopyReport:
     """Report what would be copied. Reads only; raises as :func:`apply`."""
     del context
     return _report(table, _destination(table, options))
 
 
-def apply(table: Table | Copy, options: IndexSnapshotOptions, context: RunContext) -> CopyReport:
+def apply(table: Table | copies.Copy, options: IndexSnapshotOptions, context: RunContext) -> CopyReport:
     """Copy. Safe to kill and to run again, and concurrently with writers, readers and jobs.
 
     Raises:
@@ -255,8 +246,8 @@ def apply(table: Table | Copy, options: IndexSnapshotOptions, context: RunContex
     if expected.decision is CopyDecision.UNCHANGED:
         to.clean()
         return expected
-    if isinstance(table, Copy):
-        assert isinstance(to, LocalFolder)  # noqa: S101 - see _destination
+    if isinstance(table, copies.Copy):
+        assert isinstance(to, copies.LocalFolder)  # noqa: S101 - see _destination
         size = restore(table, to, advance)
         epoch, rows = expected.epoch, expected.rows
     else:
@@ -268,17 +259,17 @@ def apply(table: Table | Copy, options: IndexSnapshotOptions, context: RunContex
     return CopyReport(CopyDecision.COPIED, table.location.uri, to.uri, epoch, rows, size, time.monotonic() - started)
 
 
-def _destination(table: Table | Copy, options: IndexSnapshotOptions) -> Destination:
+def _destination(table: Table | copies.Copy, options: IndexSnapshotOptions) -> copies.Destination:
     """The destination. Raises ``InvalidUsageError`` if there is none, or it cannot be one."""
     if not options.destination:
         raise InvalidUsageError(
             "snapshot of an index folder needs a destination.", remedy="Give one: memwal-ops snapshot FOLDER DEST."
         )
-    step = table.step if isinstance(table, Copy) else table.durable
-    to = destination_of(options.destination, table.location.lance_options, step)
-    if not isinstance(table, Copy):
+    step = table.step if isinstance(table, copies.Copy) else table.durable
+    to = copies.destination_of(options.destination, table.location.lance_options, step)
+    if not isinstance(table, copies.Copy):
         refuse_overlap(table.location.uri, to)
-    elif not isinstance(to, LocalFolder):
+    elif not isinstance(to, copies.LocalFolder):
         raise InvalidUsageError(
             f"{table.location.uri} is a copy already; it can be restored to a local folder, not to {to.uri}.",
             remedy="Copy the objects with the tools of the store.",
@@ -286,15 +277,15 @@ def _destination(table: Table | Copy, options: IndexSnapshotOptions) -> Destinat
     return to
 
 
-def _report(table: Table | Copy, to: Destination) -> CopyReport:
+def _report(table: Table | copies.Copy, to: copies.Destination) -> CopyReport:
     """What a run would do. Raises ``InvalidUsageError``: something else is at the destination."""
-    if isinstance(table, Copy):
+    if isinstance(table, copies.Copy):
         manifest = table.manifest
-        wanted, rows, size = Identity(manifest.uuid, manifest.epoch), manifest.rows, manifest.size
+        wanted, rows, size = copies.Identity(manifest.uuid, manifest.epoch), manifest.rows, manifest.size
     else:
         table.check_files()
         # The copy does not retain older epochs, by a commit of its own.
-        wanted, rows = Identity(str(table.parameters.uuid), table.revision + 1), table.state.live
+        wanted, rows = copies.Identity(str(table.parameters.uuid), table.revision + 1), table.state.live
         names = (
             files.METADATA,
             FOLLOW,

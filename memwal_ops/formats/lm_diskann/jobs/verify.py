@@ -37,14 +37,6 @@ from memwal_ops.formats.lm_diskann.kernels.searching import scan
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.specs import IndexVerifyOptions
 from memwal_ops.formats.lm_diskann.store import Store
-from memwal_ops.formats.lm_diskann.verification import (
-    FOLLOW_DAMAGED,
-    OF_VIEW,
-    OLD_VERSION_DAMAGED,
-    Check,
-    Verified,
-    verify,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -171,7 +163,7 @@ def verified(table: Table, options: IndexVerifyOptions, context: RunContext) -> 
     _check_name(options)
     seed = options.seed_at(table.revision)
     answers: list[IndexAnswers] = []
-    checks, checked = Verified(Inconsistencies(options.max_findings)), dict[str, Any]()
+    checks, checked = verification.Verified(Inconsistencies(options.max_findings)), dict[str, Any]()
     if not options.checks_all:
         checks.findings.extend(
             finding_of(fault, fault.reason, "the folder", "Readers or jobs stop.") for fault in table.faults
@@ -181,7 +173,7 @@ def verified(table: Table, options: IndexVerifyOptions, context: RunContext) -> 
     lock = WriterLock(table.location.uri, options.wait.total_seconds())
     try:
         if options.checks_all:
-            checks = verify(table.location.uri, table.parameters, options.max_findings, context)
+            checks = verification.verify(table.location.uri, table.parameters, options.max_findings, context)
             checked = {"blocks": checks.blocks}
         sound = not checks.findings.counts
         if options.asks:
@@ -233,7 +225,7 @@ def _low(measured: Recall, least: float, *, stale: bool) -> Iterator[Inconsisten
     )  # fmt: skip
 
 
-def _answers(table: Table, options: IndexVerifyOptions, checks: Verified, seed: int) -> list[IndexAnswers]:
+def _answers(table: Table, options: IndexVerifyOptions, checks: verification.Verified, seed: int) -> list[IndexAnswers]:
     """Recall of searches, unless there are findings already; with --deep, add the findings of that."""
     if checks.findings.counts:
         return [IndexAnswers(**_BASE, skipped="there are other findings, which come first")]
@@ -271,9 +263,13 @@ _NEEDED = "A reader or a hold needs epochs from {} on; repair again when it has 
 def _verified_for_repair(table: Table, options: VerificationOptions, context: RunContext) -> VerifyReport:
     """The findings; those about the view record whether the store has any."""
     report = verified(table, IndexVerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
-    if report.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED, OLD_VERSION_DAMAGED}:
+    if (
+        report.findings.counts.keys()
+        - verification.OF_VIEW
+        - {verification.FOLLOW_DAMAGED, verification.OLD_VERSION_DAMAGED}
+    ):
         report.findings.kept = [
-            replace(finding, about=_DAMAGED_STORE) if finding.check in OF_VIEW else finding
+            replace(finding, about=_DAMAGED_STORE) if finding.check in verification.OF_VIEW else finding
             for finding in report.findings.kept
         ]
     return report
@@ -282,7 +278,7 @@ def _verified_for_repair(table: Table, options: VerificationOptions, context: Ru
 def _fix_of(table: Table, finding: Inconsistency) -> Fix[Table] | None:
     if finding.check == "unreachable":
         return Fix("graph:", "link unreachable nodes again", _link)
-    if finding.check == OLD_VERSION_DAMAGED:
+    if finding.check == verification.OLD_VERSION_DAMAGED:
         needed = needed_from(table.location.uri, table.revision)
         if needed <= table.state.retained_from:
             raise UnsafeError(_NEEDED.format(needed))
@@ -291,7 +287,7 @@ def _fix_of(table: Table, finding: Inconsistency) -> Fix[Table] | None:
         if finding.about:
             raise UnsafeError(finding.about)
         return Fix("rows:", "map the rows again by the row ids in their blocks", _remap)
-    if finding.check not in OF_VIEW:
+    if finding.check not in verification.OF_VIEW:
         return None
     if finding.about == _DAMAGED_STORE:
         raise UnsafeError("The store has findings itself: a view made from it could lose rows that this one has.")
@@ -310,7 +306,9 @@ def _remap(table: Table, keep: Keep) -> FixAttempt:
     del keep  # the replaced entries contradict the blocks, which are kept
     with table.open(IndexVerifyOptions().wait.total_seconds()) as index:
         store, folder = index.writable(), table.location.uri
-        blocks = Check(folder, table.parameters, store, Verified(Inconsistencies(1)), RunContext()).read_blocks()
+        blocks = verification.Check(
+            folder, table.parameters, store, verification.Verified(Inconsistencies(1)), RunContext()
+        ).read_blocks()
         if (why := verification.refusal(store, blocks)) is not None:
             raise UnsafeError(why)
         changes = verification.changes(store, blocks)
@@ -329,9 +327,9 @@ def _give_up(table: Table, keep: Keep) -> FixAttempt:
         if needed > store.state.retained_from:
             merging.give_up(index, needed, table.durable)
             merging.finish(index, table.durable)  # a view without the versions that are given up
-        checks = Verified(Inconsistencies(1))
-        Check(folder, table.parameters, store, checks, RunContext()).read_blocks()
-        if OLD_VERSION_DAMAGED in checks.findings.counts:
+        checks = verification.Verified(Inconsistencies(1))
+        verification.Check(folder, table.parameters, store, checks, RunContext()).read_blocks()
+        if verification.OLD_VERSION_DAMAGED in checks.findings.counts:
             raise UnsafeError(_NEEDED.format(needed))
     return FixAttempt.DONE
 

@@ -23,17 +23,7 @@ from memwal_ops.core.anchors import Unguarded
 from memwal_ops.errors import FragmentCorruptError
 from memwal_ops.formats.zeppelin.backlog import read_fragment
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
-from memwal_ops.formats.zeppelin.jobs.migrate_rows import (
-    ID,
-    VECTOR,
-    AttributeKinds,
-    Columns,
-    LoadedRows,
-    RowChanges,
-    StreamedRows,
-    batches,
-    digests,
-)
+from memwal_ops.formats.zeppelin.jobs import migrate_rows
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, SegmentRef
 from memwal_ops.storage.objects import open_store
@@ -69,28 +59,36 @@ class SparkMigration:
             for frame in self._kept:
                 frame.unpersist()
 
-    def find(self, table: Namespace) -> RowChanges | None:
+    def find(self, table: Namespace) -> migrate_rows.RowChanges | None:
         """See :class:`memwal_ops.formats.zeppelin.jobs.migrate_rows.LocalMigration`."""
         live = self._live(table)
         kinds, count, dimensions = self._kinds(table, live)
         fresh = self._sink.record is None
         if fresh and dimensions is None:
             return None
-        columns = Columns.of(kinds, dimensions or 0) if fresh else Columns(self._sink.schema).with_added(kinds)
-        if fresh or not any(row.num_rows for row in self._sink.rows([ID])):
-            loaded = LoadedRows(self._on_spark, self._converted(live, columns), count)
-            return RowChanges(columns, count, count, [], loaded)
+        columns = (
+            migrate_rows.Columns.of(kinds, dimensions or 0)
+            if fresh
+            else migrate_rows.Columns(self._sink.schema).with_added(kinds)
+        )
+        if fresh or not any(row.num_rows for row in self._sink.rows([migrate_rows.ID])):
+            loaded = migrate_rows.LoadedRows(self._on_spark, self._converted(live, columns), count)
+            return migrate_rows.RowChanges(columns, count, count, [], loaded)
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         differing = self._both(live, columns).where("not same").persist()
         self._kept.append(differing)
         with self._on_spark.stage("compare", "compare the rows of the namespace with those of the table"):
             upserts = differing.where("wanted > 0").count()
-            deletes = [row[ID] for row in differing.where("wanted = 0").select(ID).toLocalIterator()]
-        chosen = live.join(differing.where("wanted > 0").select(f.col(ID)), ID, "left_semi")
-        return RowChanges(columns, count, upserts, deletes, StreamedRows(self._stream(chosen, columns), self._context))
+            deletes = [
+                row[migrate_rows.ID] for row in differing.where("wanted = 0").select(migrate_rows.ID).toLocalIterator()
+            ]
+        chosen = live.join(differing.where("wanted > 0").select(f.col(migrate_rows.ID)), migrate_rows.ID, "left_semi")
+        return migrate_rows.RowChanges(
+            columns, count, upserts, deletes, migrate_rows.StreamedRows(self._stream(chosen, columns), self._context)
+        )
 
-    def compare(self, table: Namespace, columns: Columns) -> tuple[int, int, bool]:
+    def compare(self, table: Namespace, columns: migrate_rows.Columns) -> tuple[int, int, bool]:
         """See :class:`memwal_ops.formats.zeppelin.jobs.migrate_rows.LocalMigration`."""
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
@@ -109,10 +107,10 @@ class SparkMigration:
         rows = self._mapped(work.tasks, work.rows, _RAW)
         over = [task for task in work.tasks if any(part.place > 0 for part in task)]
         newest = self._mapped(over, work.writes, "id string, place bigint")
-        newest = newest.groupBy(ID).agg(f.max("place").alias("newest"))
+        newest = newest.groupBy(migrate_rows.ID).agg(f.max("place").alias("newest"))
         if sum(part.entries for task in over for part in task if part.place) <= _BROADCAST:
             newest = f.broadcast(newest)
-        return rows.join(newest, ID, "left").where("newest is null or newest = place")
+        return rows.join(newest, migrate_rows.ID, "left").where("newest is null or newest = place")
 
     def _mapped(
         self, tasks: Sequence[Sequence[_Part]], read: Callable[[_Part], Iterator[pa.RecordBatch]], schema: str
@@ -126,10 +124,10 @@ class SparkMigration:
         numbers = self._on_spark.spark.range(0, len(tasks), 1, max(1, len(tasks)))
         return numbers.mapInArrow(self._on_spark.task(run), schema)
 
-    def _kinds(self, table: Namespace, live: DataFrame) -> tuple[AttributeKinds, int, int | None]:
+    def _kinds(self, table: Namespace, live: DataFrame) -> tuple[migrate_rows.AttributeKinds, int, int | None]:
 
         def look(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            kinds, count, widths = AttributeKinds.empty(), 0, set()
+            kinds, count, widths = migrate_rows.AttributeKinds.empty(), 0, set()
             for batch in frames:
                 rows = _rows(batch)
                 kinds.add(rows)
@@ -140,7 +138,7 @@ class SparkMigration:
 
         with self._on_spark.stage("read", "read the types of all attributes"):
             results = live.mapInArrow(self._on_spark.task(look), "found string").collect()
-        kinds, count, widths = AttributeKinds.empty(), 0, set()
+        kinds, count, widths = migrate_rows.AttributeKinds.empty(), 0, set()
         for result in results:
             document = json.loads(result["found"])
             kinds.add_json(document["kinds"])
@@ -150,43 +148,43 @@ class SparkMigration:
             raise FragmentCorruptError(f"Fragments have vectors of {sorted(widths)} dimensions.")
         return kinds, count, dimensions_of(table) or next(iter(widths), None)
 
-    def _converted(self, live: DataFrame, columns: Columns) -> DataFrame:
+    def _converted(self, live: DataFrame, columns: migrate_rows.Columns) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
 
         vector = pa.list_(pa.field("element", pa.float32()))  # Spark has no lists of a fixed size
         plain = pa.schema([
-            pa.field(field.name, vector if field.name == VECTOR else field.type, field.nullable)
+            pa.field(field.name, vector if field.name == migrate_rows.VECTOR else field.type, field.nullable)
             for field in columns.schema
         ])  # fmt: skip
 
         def convert(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in frames:
-                for converted in batches(columns, _rows(batch)):
+                for converted in migrate_rows.batches(columns, _rows(batch)):
                     yield converted.cast(plain)
 
         return live.mapInArrow(self._on_spark.task(convert), from_arrow_schema(plain))
 
-    def _both(self, live: DataFrame, columns: Columns) -> DataFrame:
+    def _both(self, live: DataFrame, columns: migrate_rows.Columns) -> DataFrame:
         """Per id how often it is ``wanted`` and ``found``, and whether both are the ``same`` one row."""
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         def wanted(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return _digested(row for batch in frames for row in batches(columns, _rows(batch)))
+            return _digested(row for batch in frames for row in migrate_rows.batches(columns, _rows(batch)))
 
         ours = live.mapInArrow(self._on_spark.task(wanted), _DIGESTS).withColumnRenamed("digest", "w")
         theirs = self._on_spark.map_rows(_digested, _DIGESTS).withColumnRenamed("digest", "f")
-        both = ours.unionByName(theirs, allowMissingColumns=True).groupBy(ID)
+        both = ours.unionByName(theirs, allowMissingColumns=True).groupBy(migrate_rows.ID)
         same = f.expr("count(w) = 1 and count(f) = 1 and max(w) = max(f)").alias("same")
         return both.agg(f.count("w").alias("wanted"), f.count("f").alias("found"), same)
 
-    def _stream(self, live: DataFrame, columns: Columns) -> Callable[[], Iterator[pa.RecordBatch]]:
+    def _stream(self, live: DataFrame, columns: migrate_rows.Columns) -> Callable[[], Iterator[pa.RecordBatch]]:
 
         def read() -> Iterator[pa.RecordBatch]:
             with self._on_spark.stage("upsert", "read the rows that differ"):
                 for row in live.mapInArrow(self._on_spark.task(_packed), "batch binary").toLocalIterator():
                     with pa.ipc.open_stream(bytes(row["batch"])) as reader:
                         for batch in reader:
-                            yield from batches(columns, _rows(batch))
+                            yield from migrate_rows.batches(columns, _rows(batch))
 
         return read
 
@@ -264,7 +262,7 @@ class _Work:
             reader = SegmentReader(self._open().store, part.of)
             ids = (name for number in part.clusters for name in reader.vectors(number)[0])
         names = pa.array(ids, pa.string())
-        yield pa.RecordBatch.from_pydict({ID: names, "place": np.full(len(names), part.place, np.int64)})
+        yield pa.RecordBatch.from_pydict({migrate_rows.ID: names, "place": np.full(len(names), part.place, np.int64)})
 
     def _open(self) -> Namespace:
         return replace(self.table, store=open_store(self.table.location))
@@ -276,7 +274,7 @@ def _raw(rows: Rows, place: int) -> Iterator[pa.RecordBatch]:
         vectors = [row.tobytes() for row in np.ascontiguousarray(rows.vectors, np.float32)]
         yield pa.RecordBatch.from_pydict(
             {
-                ID: pa.array(rows.ids, pa.string()),
+                migrate_rows.ID: pa.array(rows.ids, pa.string()),
                 "place": np.full(len(rows.ids), place, np.int64),
                 "vector": pa.array(vectors, pa.binary()),
                 "attributes": pa.array(texts, pa.string()),
@@ -293,12 +291,14 @@ def _rows(batch: pa.RecordBatch) -> Rows:
         raise FragmentCorruptError(f"Fragments have vectors of {widths} dimensions.")
     texts = batch.column("attributes").to_pylist()
     attributes = [None if text is None else json.loads(text) for text in texts]
-    return Rows(batch.column(ID).to_pylist(), np.stack(vectors), attributes)
+    return Rows(batch.column(migrate_rows.ID).to_pylist(), np.stack(vectors), attributes)
 
 
 def _digested(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in frames:
-        yield pa.RecordBatch.from_pydict({ID: batch.column(ID), "digest": digests(batch)[1].view(np.int64)})
+        yield pa.RecordBatch.from_pydict(
+            {migrate_rows.ID: batch.column(migrate_rows.ID), "digest": migrate_rows.digests(batch)[1].view(np.int64)}
+        )
 
 
 def _packed(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -19,7 +19,7 @@ from memwal_ops.core.run import run_job
 from memwal_ops.errors import StoreUnavailableError, TableCorruptError
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, commit_indexes
 from memwal_ops.formats.lance.engines.merge.locate import has_key_index, is_indexed
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest

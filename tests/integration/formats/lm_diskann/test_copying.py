@@ -58,7 +58,7 @@ def rows(vectors: np.ndarray) -> dict[int, np.ndarray]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "PART_BYTES", 300 << 10)
+    monkeypatch.setattr(snapshot.copies, "PART_BYTES", 300 << 10)
     monkeypatch.setattr(copies, "PART_BYTES", 300 << 10)
 
 

@@ -21,14 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.formats.lance.files.datasets import (
-    ROW_ADDRESS,
-    ROW_ID,
-    has_sql_literals,
-    is_one_of,
-    lance_errors,
-    readable,
-)
+from memwal_ops.formats.lance.files import datasets
 from memwal_ops.formats.lance.indexes.index_faults import can_find_addresses, known_faults, sampled_fault
 from memwal_ops.log import get_logger
 
@@ -296,7 +289,7 @@ def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
     stable = bool(table.dataset.has_stable_row_ids)
     columns = [*table.primary_key]
     chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
-    with lance_errors("read the keys of", table.location.uri):
+    with datasets.lance_errors("read the keys of", table.location.uri):
         use_index = index_is_cheaper(table, winners)
         source = (
             lookup_keys(table.dataset, columns[0], winners.keys.column(columns[0]), stable=stable)
@@ -310,7 +303,7 @@ def locate(table: Table, winners: Winners, *, max_bytes: int) -> Superseded:
     if row_ids is not None:
         replacing, ids = replaced_ids(hits, winners.keys)
         row_ids[winners.rows[replacing]] = ids
-    addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())
+    addresses = np.sort(hits.column(datasets.ROW_ADDRESS).to_numpy())
     return Superseded(addresses, count_deleted(hits, winners.keys, winners.is_tombstone), row_ids, use_index)
 
 
@@ -333,8 +326,8 @@ def replaced_ids(hits: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64],
     """For each of these base rows the position of its key in ``keys``, and its stable row id."""
     columns = keys.column_names
     numbered = keys.append_column(_ROW, pa.array(np.arange(keys.num_rows)))
-    joined = hits.select([*columns, ROW_ID]).join(numbered, columns, join_type="inner")
-    return joined.column(_ROW).to_numpy(), joined.column(ROW_ID).to_numpy().astype(np.int64)
+    joined = hits.select([*columns, datasets.ROW_ID]).join(numbered, columns, join_type="inner")
+    return joined.column(_ROW).to_numpy(), joined.column(datasets.ROW_ID).to_numpy().astype(np.int64)
 
 
 def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[str, Any] | None:
@@ -344,12 +337,12 @@ def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[
     """
     columns = [*table.primary_key]
     chunk_bytes = max(max_bytes // 16, _MIN_CHUNK_BYTES)
-    with lance_errors("read the keys of", table.location.uri):
+    with datasets.lance_errors("read the keys of", table.location.uri):
         hits = matching_rows(scan_keys(table.dataset, columns, chunk_bytes, stable=False), winners.keys, chunk_bytes)
     if hits is None:
         return None
     counts = hits.group_by(columns, use_threads=False).aggregate([([], "count_all")])
-    several = readable(counts.filter(pc.greater(counts.column("count_all"), 1)).select(columns).slice(0, 1))
+    several = datasets.readable(counts.filter(pc.greater(counts.column("count_all"), 1)).select(columns).slice(0, 1))
     return several[0] if several else None
 
 
@@ -359,7 +352,7 @@ def index_is_cheaper(table: Table, winners: Winners) -> bool:
         return False
     key = table.primary_key[0]
     return (
-        has_sql_literals(winners.keys.column(key))
+        datasets.has_sql_literals(winners.keys.column(key))
         and winners.keys.num_rows * SCANNED_KEYS_PER_LOOKUP < table.dataset.count_rows()
         and is_indexed(table, key)
     )
@@ -422,7 +415,7 @@ def lookup_keys(
     dataset: lance.LanceDataset, key: str, keys: pa.ChunkedArray, *, stable: bool
 ) -> Iterator[pa.RecordBatch]:
     """The same columns of the rows that hold one of ``keys`` (at most ``MAX_LOOKUPS``), through the index."""
-    condition = is_one_of(key, keys.to_pylist())
+    condition = datasets.is_one_of(key, keys.to_pylist())
     return iter(
         dataset.scanner(columns=[key], filter=condition, with_row_address=True, with_row_id=stable).to_batches()
     )

@@ -21,7 +21,7 @@ from lance.fragment import FragmentMetadata, RowIdSequence, write_fragments
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, Winners
-from memwal_ops.formats.lance.files import blobs, datasets, versions
+from memwal_ops.formats.lance.files import blobs, datasets, version_files
 from memwal_ops.formats.lance.generations.projection import Node, nodes
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ def with_new_dictionaries(
     result: Any  # the stub lacks its methods
     for result in results:
         document = json.loads(result.json())
-        old = [f"{versions.DATA_FOLDER}/{file['path']}" for one in document["new_fragments"] for file in one["files"]]
+        old = [
+            f"{version_files.DATA_FOLDER}/{file['path']}" for one in document["new_fragments"] for file in one["files"]
+        ]
         rows = _Rows(dataset, [int(one["id"]) for one in document["original_fragments"]])
         for fragment in document["new_fragments"]:
             with datasets.lance_errors("write the dictionaries of", table.location.uri):

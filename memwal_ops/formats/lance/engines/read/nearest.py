@@ -23,7 +23,7 @@ from memwal_ops.formats.lance.engines.merge.locate import newest_rows, with_keys
 from memwal_ops.formats.lance.engines.read.lookup import condition_of, last_keys
 from memwal_ops.formats.lance.engines.read.opened import BASE, Opened, in_memory, pruned
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, STORE_ERRORS, lance_errors
-from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.files.version_files import read_version_manifest
 from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef, named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage

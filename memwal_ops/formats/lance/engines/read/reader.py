@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.formats.lance.engines.read.lookup import (
-    LookupResult,
-    condition_of,
-    key_index,
-    keys_of,
-    look_up,
-    search,
-    search_plan,
-)
+from memwal_ops.formats.lance.engines.read import lookup
 from memwal_ops.formats.lance.engines.read.nearest import VectorQuery, nearest, nearest_plan
 from memwal_ops.formats.lance.engines.read.opened import Opened, look_up_plan
 from memwal_ops.formats.lance.engines.read.pruning import WantedKeys
@@ -61,14 +53,14 @@ class Reader:
         """
         return self.find(keys).rows
 
-    def find(self, keys: pa.Table | Mapping[str, Any] | Sequence[Any]) -> LookupResult:
+    def find(self, keys: pa.Table | Mapping[str, Any] | Sequence[Any]) -> lookup.LookupResult:
         """As :meth:`get`, and how many generations were opened for it."""
-        given = keys_of(self.table, keys)
+        given = lookup.keys_of(self.table, keys)
 
-        def read(table: Table) -> LookupResult:
+        def read(table: Table) -> lookup.LookupResult:
             wanted = WantedKeys(table, given)
             unmerged = read_unmerged(table, self.consistency, wanted=wanted, writers=self._writers())
-            return look_up(unmerged, given, wanted, self._opened)
+            return lookup.look_up(unmerged, given, wanted, self._opened)
 
         return at_newest(self.table, read)
 
@@ -102,7 +94,7 @@ class Reader:
         Raises: InvalidUsageError: no such column, ``k`` below 1.
         """
         scan = self.scan()
-        return at_newest(self.table, lambda table: search(scan, scan.winning(table), column, text, k, filter))
+        return at_newest(self.table, lambda table: lookup.search(scan, scan.winning(table), column, text, k, filter))
 
     def explain(self) -> str:
         """The plan of a scan, with the specification's names of nodes (S0-203)."""
@@ -110,14 +102,14 @@ class Reader:
 
     def explain_get(self, keys: pa.Table | Mapping[str, Any] | Sequence[Any]) -> str:
         """The plan of :meth:`get` (S0-204); reads manifests and logs, and no filters and generations."""
-        given = keys_of(self.table, keys)
+        given = lookup.keys_of(self.table, keys)
 
         def read(table: Table) -> str:
             unmerged = read_unmerged(table, self.consistency, wanted=WantedKeys(table, given), writers=self._writers())
             names = [*table.primary_key]
-            condition = condition_of(given, names) if given.num_rows <= _SHOWN_KEYS else None
+            condition = lookup.condition_of(given, names) if given.num_rows <= _SHOWN_KEYS else None
             text = condition or f"({', '.join(names)}) IN {given.num_rows} keys"
-            return look_up_plan(unmerged, text, key_index(table.dataset, names))
+            return look_up_plan(unmerged, text, lookup.key_index(table.dataset, names))
 
         return at_newest(self.table, read)
 
@@ -137,7 +129,7 @@ class Reader:
     def explain_search(self, column: str, text: str, k: int = 10, *, filter: str | None = None) -> str:  # noqa: A002
         """The plan of :meth:`search` (S0-206)."""
         scan = self.scan()
-        return at_newest(self.table, lambda table: search_plan(scan.unmerged(table), column, text, k, filter))
+        return at_newest(self.table, lambda table: lookup.search_plan(scan.unmerged(table), column, text, k, filter))
 
     def _writers(self) -> tuple[RegionWriter, ...]:
         if isinstance(self.writer, RegionRouter):

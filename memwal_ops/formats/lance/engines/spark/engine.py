@@ -30,16 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from memwal_ops.core.spark import stages
 from memwal_ops.core.spark.session import our_tasks
-from memwal_ops.core.spark.stages import (
-    StageProgress,
-    between_stages,
-    in_parts,
-    part_numbers,
-    release_broadcast,
-    reported,
-    run_parts,
-)
 from memwal_ops.errors import MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge import collapse, passes
 from memwal_ops.formats.lance.engines.merge.locate import (
@@ -103,7 +95,7 @@ def group_writer(work: tasks.Pass) -> ItemTask:
     """A task from a :class:`Group` to new fragments."""
 
     def write_groups(groups: Iterable[Group]) -> Iterator[dict[str, Any]]:
-        with reported():
+        with stages.reported():
             for group in groups:
                 rows = [work.generations[ordinal].live_rows for ordinal in group.ordinals]
                 masks = [
@@ -120,7 +112,7 @@ def address_deleter(work: tasks.Pass) -> ItemTask:
     """A task from addresses of superseded base rows (ascending, uint64) to deletion vectors."""
 
     def write_deletion_vectors(parts: Iterable[npt.NDArray[np.uint64]]) -> Iterator[dict[str, Any]]:
-        with reported():
+        with stages.reported():
             for addresses in parts:
                 yield work.without(addresses)
 
@@ -134,7 +126,7 @@ def key_scanner(work: tasks.Pass, sought: SparkBroadcast[tuple[bytes, npt.NDArra
     """
 
     def scan_and_delete(parts: Iterable[Sequence[int]]) -> Iterator[dict[str, Any]]:
-        with reported():
+        with stages.reported():
             content, is_tombstone = sought.value
             keys = pa.ipc.open_stream(content).read_all()
             base = work.base()
@@ -232,7 +224,7 @@ class Broadcast:
         with run.stages.stage("delete", "find superseded base rows, write deletion vectors"):
             deletions, row_ids, use_index = self._delete()
         with run.stages.stage("write", "write the newest rows as base fragments"):
-            results = run_parts(context, group_writer(self.work), self._groups(row_ids))
+            results = stages.run_parts(context, group_writer(self.work), self._groups(row_ids))
             fragments = run.fragments(results, winners.num_upserts)
         return running.Changed(fragments, deletions, use_index)
 
@@ -241,14 +233,14 @@ class Broadcast:
         context = run.spark.sparkContext
         if index_is_cheaper(run.table, winners):
             located = locate(run.table, winners, max_bytes=tasks.TASK_BYTES)
-            results = run_parts(context, address_deleter(work), self._by_fragment(located.addresses))
+            results = stages.run_parts(context, address_deleter(work), self._by_fragment(located.addresses))
             return replace(run.deletions(results), tombstones=located.deleted), located.row_ids, True
         row_ids = np.full(winners.rows_read, -1, dtype=np.int64) if work.stable else None
         sought = context.broadcast((to_bytes(winners.keys), winners.is_tombstone))
         try:
-            results = run_parts(context, key_scanner(work, sought), self._fragments())
+            results = stages.run_parts(context, key_scanner(work, sought), self._fragments())
         finally:
-            release_broadcast(sought)
+            stages.release_broadcast(sought)
         if row_ids is not None:
             for result in results:
                 row_ids[winners.rows[result["replacing"]]] = result["row_ids"]
@@ -260,8 +252,8 @@ class Broadcast:
             return []
         fragments = [fragment.metadata for fragment in self.run.table.dataset.get_fragments()]
         rows = [fragment.num_rows for fragment in fragments]
-        return in_parts(
-            [fragment.id for fragment in fragments], part_numbers(rows, self.run.tasks(sum(rows)), sum(rows))
+        return stages.in_parts(
+            [fragment.id for fragment in fragments], stages.part_numbers(rows, self.run.tasks(sum(rows)), sum(rows))
         )
 
     def _by_fragment(self, addresses: npt.NDArray[np.uint64]) -> list[npt.NDArray[np.uint64]]:
@@ -275,7 +267,7 @@ class Broadcast:
         bounds = np.cumsum([0, *(len(mask) for mask in upserts)])
         counts = [int(mask.sum()) for mask in upserts]
         numbers = self.run.groups(self.work.generations, counts)
-        of_each = in_parts(range(len(upserts)), numbers)
+        of_each = stages.in_parts(range(len(upserts)), numbers)
         return [
             Group(
                 ordinals,
@@ -309,7 +301,7 @@ class SparkMergeEngine:
         *,
         rows_per_task: int = _ROWS_PER_TASK,
         driver_key_bytes: int = DRIVER_KEY_BYTES,
-        on_progress: Callable[[StageProgress], None] | None = None,
+        on_progress: Callable[[stages.StageProgress], None] | None = None,
         checkpoint: Callable[[], None] | None = None,
     ) -> None:
         self._spark, self._rows_per_task, self._driver_key_bytes = spark, rows_per_task, driver_key_bytes
@@ -323,7 +315,7 @@ class SparkMergeEngine:
         Raises ``SparkUnavailableError``: the executors' Python cannot run our tasks; ``SparkJobFailedError``: a stage
         failed.
         """
-        with between_stages(), our_tasks(self._spark):
+        with stages.between_stages(), our_tasks(self._spark):
             return self._pass(table, merge_pass).run(note, on_rows)
 
     def refuse_shared_keys(self, table: Table, whole: collapse.MergePass) -> None:

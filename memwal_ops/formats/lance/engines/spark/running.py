@@ -18,7 +18,7 @@ from memwal_ops.core.spark.stages import Counters, StageProgress, Stages, part_n
 from memwal_ops.errors import InvariantViolatedError, MemwalOpsError
 from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, deletion_path
-from memwal_ops.formats.lance.files.versions import index_key
+from memwal_ops.formats.lance.files.version_files import index_key
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.log import get_logger
 

@@ -18,13 +18,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.core.outlook import NextRun, rates_of, seconds_at
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit.commit import (
-    CommitLostError,
-    CommitNote,
-    IndexChange,
-    check_rewritable,
-    publish_change,
-)
+from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 from memwal_ops.formats.lance.generations.backlog import read_backlog
@@ -134,8 +128,8 @@ def migrate(table: Table, old: str, new: str, *, dry_run: bool = False) -> Migra
     ``UnsupportedFeatureError``: the old one has no record of its build parameters; ``CommitConflictError``.
     """
     started = time.monotonic()
-    check_rewritable(table)
-    note = CommitNote.new("catchup")
+    commit.check_rewritable(table)
+    note = commit.CommitNote.new("catchup")
     table = table.newest()
     step, holds = _next_step(table, old, new)
     decision = "dry_run"
@@ -182,13 +176,13 @@ def _next_step(table: Table, old: str, new: str) -> tuple[str, tuple[OldIndexUse
     return ("wait" if holds else "drop"), holds
 
 
-def _perform(table: Table, step: str, old: str, new: str, note: CommitNote) -> str:
+def _perform(table: Table, step: str, old: str, new: str, note: commit.CommitNote) -> str:
     retry = CommitRetry()
     if step == "create":
         _create(table, old, new, note, retry)
         return "created"
     if step == "maintain":
-        publish_change(table, partial(_maintain, new), note, retry)
+        commit.publish_change(table, partial(_maintain, new), note, retry)
         return "maintained"
     if step == "catch_up":
         anew = dot_product_error(table, base_indexes(table)[new]) is not None  # with its own codebook
@@ -197,7 +191,7 @@ def _perform(table: Table, step: str, old: str, new: str, note: CommitNote) -> s
             raise report.failures[0]
         return "caught_up"
     if step == "drop":
-        publish_change(table, partial(_drop, old, new), note, retry)
+        commit.publish_change(table, partial(_drop, old, new), note, retry)
         return "dropped"
     return {"wait": "waiting", "done": "done"}[step]
 
@@ -229,7 +223,7 @@ def _holds(table: Table, old: str, new: str) -> tuple[OldIndexUse, ...]:
     return tuple(sorted(holds, key=lambda hold: (hold.region_id, hold.generation or 0)))
 
 
-def _create(table: Table, old: str, new: str, note: CommitNote, retry: CommitRetry) -> None:
+def _create(table: Table, old: str, new: str, note: commit.CommitNote, retry: CommitRetry) -> None:
     while _next_step(table, old, new)[0] == "create":  # else another run published it first
         try:
             arguments = arguments_like(table, base_indexes(table)[old])
@@ -241,28 +235,28 @@ def _create(table: Table, old: str, new: str, note: CommitNote, retry: CommitRet
             if build is None:
                 raise InvariantViolatedError(f"pylance made no index {new}.")
             publish_build(table, new, build, partial(_created, new, build, table), note, retry)
-        except CommitLostError as error:
+        except commit.CommitLostError as error:
             table = retry.conflict(table, error)
         else:
             return
 
 
-def _created(new: str, build: IndexBuild, built_on: Table, newest: Table) -> IndexChange:
+def _created(new: str, build: IndexBuild, built_on: Table, newest: Table) -> commit.IndexChange:
     generations = catchup_entry(newest, build.covered, progress_when_built=built_on.index.merged_generations)
-    return IndexChange(with_catchup(newest.index.details, {new: generations}), added=build.added)
+    return commit.IndexChange(with_catchup(newest.index.details, {new: generations}), added=build.added)
 
 
-def _maintain(new: str, table: Table) -> IndexChange | None:
+def _maintain(new: str, table: Table) -> commit.IndexChange | None:
     names = table.index.maintained_indexes
-    return None if new in names else IndexChange(with_maintained_indexes(table.index.details, [*names, new]))
+    return None if new in names else commit.IndexChange(with_maintained_indexes(table.index.details, [*names, new]))
 
 
-def _drop(old: str, new: str, table: Table) -> IndexChange:
+def _drop(old: str, new: str, table: Table) -> commit.IndexChange:
     if _next_step(table, old, new)[0] != "drop":
         raise InvalidUsageError(f"Index {old} cannot be dropped now: it is needed again after a concurrent write.")
     names = [name for name in table.index.maintained_indexes if name != old]
     details = with_catchup(with_maintained_indexes(table.index.details, names), {old: None})
-    return IndexChange(details, removed=base_indexes(table)[old].segment_ids)
+    return commit.IndexChange(details, removed=base_indexes(table)[old].segment_ids)
 
 
 __all__ = ["CatchupOptions", "apply", "backlog", "plan"]

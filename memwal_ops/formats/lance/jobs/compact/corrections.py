@@ -28,7 +28,7 @@ from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, publ
 from memwal_ops.formats.lance.commit.publication import CommitLostError
 from memwal_ops.formats.lance.commit.rebased_commit import commit_checked, commit_coverage
 from memwal_ops.formats.lance.files.datasets import lance_errors
-from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest, references
+from memwal_ops.formats.lance.files.version_files import TRANSACTIONS_FOLDER, read_version_manifest, references
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, covered_by
 from memwal_ops.formats.lance.indexes.index_arguments import value_kind
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path

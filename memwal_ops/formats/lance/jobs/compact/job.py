@@ -31,30 +31,12 @@ from memwal_ops.formats.lance.commit.rebased_commit import refuse_auto_cleanup
 from memwal_ops.formats.lance.engines.merge.rewrite import dictionary_columns, with_new_dictionaries
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.files.datasets import is_commit_conflict, lance_errors, open_dataset
-from memwal_ops.formats.lance.files.versions import DATA_FOLDER, read_version_manifest
+from memwal_ops.formats.lance.files.version_files import DATA_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
-from memwal_ops.formats.lance.jobs.compact.corrections import (
-    AnswersGuard,
-    check_progress,
-    clear_coverage,
-    exclude_dropped_rows,
-    left_behind,
-    restore_memwal_index,
-    unchecked_segments,
-)
-from memwal_ops.formats.lance.jobs.compact.planning import (
-    COMMIT_OPTIONS,
-    Debt,
-    Planner,
-    affordable,
-    compaction_debt,
-    debt,
-    index_budget,
-    refuse_settings,
-)
+from memwal_ops.formats.lance.jobs.compact import corrections, planning
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CatchupOptions, CompactOptions
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage, naming_damage, newest_damage
@@ -166,8 +148,8 @@ class _Attempt:
     table: Table
     limit: Collection[int]
     options: CompactOptions
-    guard: AnswersGuard
-    known: Planner
+    guard: corrections.AnswersGuard
+    known: planning.Planner
     demanded: Collection[int] = ()
     tasks: list[CompactionTask] = field(default_factory=list)
     results: list[RewriteResult] = field(default_factory=list)
@@ -186,7 +168,7 @@ class _Attempt:
         with lance_errors("plan the compaction of", uri):
             dataset = open_dataset(table.location, version=table.version)
             known = self.known.table is table and not self.demanded
-            planner = self.known if known else Planner(table, self.options, self.demanded)
+            planner = self.known if known else planning.Planner(table, self.options, self.demanded)
             self.tasks = planner.tasks(dataset, self.limit, rows, max_bytes, first=first)
         if not self.tasks:
             return None
@@ -207,7 +189,7 @@ class _Attempt:
         refuse_missing_files(table, paths)
         table.guard.register(paths)  # pylance deletes them if its commit fails
         version = self.guard.commit(
-            table, dataset, lambda handle: Compaction.commit(handle, self.results, COMMIT_OPTIONS)
+            table, dataset, lambda handle: Compaction.commit(handle, self.results, planning.COMMIT_OPTIONS)
         )
         record(version)
         return version
@@ -240,12 +222,12 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
     started = time.monotonic()
     check_rewritable(table)
     refuse_auto_cleanup(table)
-    refuse_settings(table, options)
+    planning.refuse_settings(table, options)
     if options.engine == "spark":
         from memwal_ops.core.spark.session import check_environment  # noqa: PLC0415 - Spark only
 
         check_environment()
-    planner = Planner(table, options)
+    planner = planning.Planner(table, options)
     due, run = planner.debt(), planner.next_run()
     if run.fragments and (damage := newest_damage(table)) is not None and damage.folder != INDICES_FOLDER:
         raise damage.error  # as a run would, which reads them
@@ -307,12 +289,12 @@ def apply(
     table = _checked_settings(table, options)
     if table.is_at_rest(options.rest_after):
         options = replace(options, rest_after=timedelta(0))  # also after its own commits
-    engine = _choose(options, (planner := Planner(table, options)).next_run())
+    engine = _choose(options, (planner := planning.Planner(table, options)).next_run())
     with _executor(engine, options, context) as executor:
         return replace(_compact_all(planner, options, executor, context, started, only), engine_reason=engine.reason)
 
 
-def _choose(options: CompactOptions, run: Debt) -> EngineChoice:
+def _choose(options: CompactOptions, run: planning.Debt) -> EngineChoice:
     return choose_engine(options, "fragments to rewrite", run.bytes_read)
 
 
@@ -328,7 +310,7 @@ def _executor(engine: EngineChoice, options: CompactOptions, context: RunContext
 
 
 def _compact_all(
-    planner: Planner,
+    planner: planning.Planner,
     options: CompactOptions,
     executor: TaskExecutor,
     context: RunContext,
@@ -342,14 +324,16 @@ def _compact_all(
     scope = _Scope(set(table.fragment_ids if only is None else only))
     run = _Run(table, options, executor, context, scope, planner, only or ())
     done, guard = run.done, run.guard
-    run.table = exclude_dropped_rows(clear_coverage(table, run.note, run.retry), None, run.note, run.retry)
+    run.table = corrections.exclude_dropped_rows(
+        corrections.clear_coverage(table, run.note, run.retry), None, run.note, run.retry
+    )
     run.rewrite()
     while done.removed and only is None and run.index_again() and run.error is None:
         run.rewrite()  # what all indexes cover now may be due with its neighbors
     table = run.table
     context.figures["conflicts"] += run.retry.conflicts
     context.figures["bytes_compacted"] += done.bytes + run.index_bytes
-    planner = Planner(table, options)
+    planner = planning.Planner(table, options)
     due = planner.debt()
     why = _unfinished(done, due.fragments, options, run.scope.busy) if done.removed else planner.why()
     is_worse = isinstance(run.error, errors.AnswersWorseError)
@@ -390,7 +374,7 @@ class _Run:
     executor: TaskExecutor
     context: RunContext
     scope: _Scope
-    planner: Planner
+    planner: planning.Planner
     demanded: Collection[int]
     note: CommitNote = field(default_factory=lambda: CommitNote.new("compact"))
     retry: CommitRetry = field(default_factory=CommitRetry)
@@ -399,12 +383,12 @@ class _Run:
     index_bytes: int = 0
     indexed_again: set[str] = field(default_factory=set)
     indexes_behind: list[str] = field(default_factory=list)
-    guard: AnswersGuard = field(init=False)
+    guard: corrections.AnswersGuard = field(init=False)
     budget: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Take the budget of the first version: without what its indexes take at the end."""
-        self.guard = AnswersGuard(self.options.answers, self.note, self.context)
+        self.guard = corrections.AnswersGuard(self.options.answers, self.note, self.context)
         self.budget = self.planner.budget
 
     def _left(self, budget: int | None) -> int | None:
@@ -444,19 +428,21 @@ class _Run:
             scope.own |= _with_files(newest.manifest, attempt.files)
             done.count(attempt.tasks, attempt.results)
             retry.consecutive, rows = 0, self.executor.rows_per_commit
-            check_progress(table.index.merged_generations, newest.index.merged_generations, table)
-            newest = restore_memwal_index(table, newest, version, self.note, retry)
-            table = exclude_dropped_rows(newest, attempt.table, self.note, retry)
+            corrections.check_progress(table.index.merged_generations, newest.index.merged_generations, table)
+            newest = corrections.restore_memwal_index(table, newest, version, self.note, retry)
+            table = corrections.exclude_dropped_rows(newest, attempt.table, self.note, retry)
             get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
         self.table = table
 
     def index_again(self) -> bool:
         """Catch up the indexes that pylance did not move with the rows, as far as the budget goes; whether any was."""
-        behind = [index for index in left_behind(self.table) if not self.table.fragment_ids <= index.covered]
+        behind = [
+            index for index in corrections.left_behind(self.table) if not self.table.fragment_ids <= index.covered
+        ]
         debts = debts_of(self.table, CatchupOptions())
         left = self._left(self.options.max_bytes)
-        names = affordable(
-            {index.name: debts[index.name].bytes for index in behind}, index_budget(self.options, left or 0)
+        names = planning.affordable(
+            {index.name: debts[index.name].bytes for index in behind}, planning.index_budget(self.options, left or 0)
         )
         self.indexes_behind = [index.name for index in behind if index.name not in names]
         if not names:
@@ -476,10 +462,10 @@ class _Run:
         return any(index.decision == "updated" for index in report.indexes)
 
 
-def _may_write(planner: Planner) -> bool:
+def _may_write(planner: planning.Planner) -> bool:
     """Whether a run may commit anything: a table to which nothing is due is not written to."""
     entry = find_memwal_entry(planner.table.manifest.indexes)
-    return bool((entry and entry.fragment_bitmap) or unchecked_segments(planner.table) or planner.groups())
+    return bool((entry and entry.fragment_bitmap) or corrections.unchecked_segments(planner.table) or planner.groups())
 
 
 def _prepare(table: Table, *, probes: bool) -> None:
@@ -501,9 +487,9 @@ def _unfinished(done: _Totals, due: int, options: CompactOptions, busy: Collecti
     return " ".join(reason for reason in reasons if reason) or None
 
 
-def _planned_why(planner: Planner, run: Debt, options: CompactOptions) -> str | None:
+def _planned_why(planner: planning.Planner, run: planning.Debt, options: CompactOptions) -> str | None:
     """What a dry run says of a run that would not rewrite all, or more than it is allowed to."""
-    left = debt(planner.groups(), planner.policy).bytes_read > run.bytes_read
+    left = planning.debt(planner.groups(), planner.policy).bytes_read > run.bytes_read
     why = "The run would use its --max-bytes; the next run would continue."
     return _too_large(run.bytes_read, options) or (why if left else None)
 
@@ -542,7 +528,7 @@ def _checked_settings(table: Table, options: CompactOptions) -> Table:
         check_rewritable(table)
         refuse_auto_cleanup(table)
         try:
-            refuse_settings(table, options)
+            planning.refuse_settings(table, options)
         except (errors.ObjectNotFoundError, errors.TableNotFoundError):
             newest = table.newest()
             if newest.version <= table.version:
@@ -586,4 +572,4 @@ def backlog(table: Table) -> Mapping[str, float]:
     if all(fragment.physical_rows for fragment in fragments):
         counts["table_rows"] = sum(fragment.physical_rows for fragment in fragments) - deleted
     sizes = [file.file_size_bytes for fragment in fragments for file in fragment.files]
-    return {**counts, **({"table_bytes": sum(sizes)} if all(sizes) else {}), **compaction_debt(table)}
+    return {**counts, **({"table_bytes": sum(sizes)} if all(sizes) else {}), **planning.compaction_debt(table)}

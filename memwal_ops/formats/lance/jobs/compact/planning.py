@@ -23,7 +23,7 @@ from lance.optimize import Compaction
 from memwal_ops.core.figures import polled_options
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options as storage_options
-from memwal_ops.formats.lance.files.versions import DATA_FOLDER
+from memwal_ops.formats.lance.files.version_files import DATA_FOLDER
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
 from memwal_ops.formats.lance.indexes.index_faults import last_written
 from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of

@@ -21,7 +21,7 @@ from lance.file import LanceFileReader
 
 from memwal_ops.core.byte_scan import ErasedValues, NotDecoded, ScanScope
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_first_format
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_generation_dir, parse_version_manifest_name

@@ -16,23 +16,9 @@ from memwal_ops.core.erasure import Follower, RowHolder, read_followers
 from memwal_ops.core.options import SAFE_AGE
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, branch_location, open_dataset
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
-from memwal_ops.formats.lance.files.versions import (
-    BASE_FOLDERS,
-    CHECKED_MARK,
-    DATA_FOLDER,
-    DELETIONS_FOLDER,
-    SET_ASIDE_FOLDER,
-    TRANSACTIONS_FOLDER,
-    VERSION_HINT,
-    VERSIONS_FOLDER,
-    decode_manifests,
-    file_key,
-    is_unfinished,
-    read_version_manifest,
-    references,
-)
 from memwal_ops.formats.lance.jobs.erase.log import LogSurvey, RegionLogs, gc_options
 from memwal_ops.formats.lance.jobs.erase.target import DictionaryValues, Segments, Target, fragment_key
 from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE, NeededFiles
@@ -78,7 +64,10 @@ _OWN_FOLDER = "_mem_wal_ops/"
 _NO_ROWS = "it has no rows"
 _UNFINISHED = "no version refers to it; it may belong to a commit in progress, or a killed one"
 _WITHOUT_VALUES = {
-    DELETIONS_FOLDER: (re.compile(r"_deletions/\d+-\d+-\d+\.(arrow|bin)"), "it has numbers of rows alone"),
+    version_files.DELETIONS_FOLDER: (
+        re.compile(r"_deletions/\d+-\d+-\d+\.(arrow|bin)"),
+        "it has numbers of rows alone",
+    ),
     REFS_FOLDER: (re.compile(r"_refs/(tags|branches)/.+\.json"), "it has the name of a tag or a branch"),
 }
 # Records, by their number; what a migration has done; what probes and clocks write.
@@ -116,9 +105,9 @@ class ObjectVerdicts:
         folder = path.split("/", 1)[0]
         if folder in _WITHOUT_VALUES and _WITHOUT_VALUES[folder][0].fullmatch(path):
             return _WITHOUT_VALUES[folder][1], None
-        if folder in BASE_FOLDERS:
+        if folder in version_files.BASE_FOLDERS:
             return self._of_the_base(meta, folder)
-        if folder == VERSIONS_FOLDER:
+        if folder == version_files.VERSIONS_FOLDER:
             return self._manifest(meta)
         if path.startswith(_OWN_FOLDER):
             return self._own(path)
@@ -127,17 +116,17 @@ class ObjectVerdicts:
         return None, RowHolder("unrecognized", path, "not a file of the table: move or delete it", blocks=True)
 
     def _of_the_base(self, meta: ObjectMeta, folder: str) -> Verdict:
-        key = file_key(meta.path)
-        if key is None and not is_unfinished(meta.path):
+        key = version_files.file_key(meta.path)
+        if key is None and not version_files.is_unfinished(meta.path):
             return None, RowHolder("unrecognized", meta.path, "not a file of Lance: move or delete it", blocks=True)
         if key is None or key not in self.needed.keys:
             return None, self._leftover(meta, _UNFINISHED, expired=key in self.needed.expired)
         if key not in self.kept:
             return None, None  # its versions are named
-        if folder == TRANSACTIONS_FOLDER:
+        if folder == version_files.TRANSACTIONS_FOLDER:
             named = self.found.newest_mentions
             return None if named else "its version was read: no expression in it can be of such a row", None
-        named = bool(self.found.stained if folder == DATA_FOLDER else self.found.indexes)
+        named = bool(self.found.stained if folder == version_files.DATA_FOLDER else self.found.indexes)
         return None if named else self._proof(folder), None
 
     def _proof(self, folder: str) -> str:
@@ -152,7 +141,7 @@ class ObjectVerdicts:
         return RowHolder("leftover", meta.path, why, until if until > self.now and not expired else None)
 
     def _manifest(self, meta: ObjectMeta) -> Verdict:
-        if meta.path in {VERSION_HINT, CHECKED_MARK}:
+        if meta.path in {version_files.VERSION_HINT, version_files.CHECKED_MARK}:
             return _NO_ROWS, None
         name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
         if name is None or name.detached:
@@ -164,7 +153,7 @@ class ObjectVerdicts:
     def _own(self, path: str) -> Verdict:
         if path in self.records:
             return ("it is of an expired version, and was read: no expression in it can be of such a row", None)
-        if path.startswith(f"{SET_ASIDE_FOLDER}/"):
+        if path.startswith(f"{version_files.SET_ASIDE_FOLDER}/"):
             return None, RowHolder("leftover", path, "the manifest of a version that is being expired")
         if path.startswith(f"{QUARANTINE_FOLDER}/"):
             return None, RowHolder("quarantine", path, "kept by repair, and not searched: delete it", blocks=True)
@@ -320,7 +309,9 @@ class Surveyor:
     def _record_mentions(self, table: Table, path: str) -> bool:
         """Whether recorded manifests of expired versions may have values of such rows; some are kept for a branch."""
         try:
-            return any(self._mentions(table, shown) for shown in decode_manifests(path, table.store.get(path)))
+            return any(
+                self._mentions(table, shown) for shown in version_files.decode_manifests(path, table.store.get(path))
+            )
         except (ObjectNotFoundError, InvalidFormatError):
             return True
 
@@ -364,7 +355,7 @@ class Surveyor:
             return False
         if self.target.before is not None:
             return self._retention.written(version) >= self.target.before
-        manifest = read_version_manifest(table.store, version, table.naming).manifest
+        manifest = version_files.read_version_manifest(table.store, version, table.naming).manifest
         if (damage := damaged_deletions(table.location, table.store, manifest, table.sound)) is not None:
             raise damage.error
         return not any(len(rows) for rows in self.target.living(open_dataset(table.location, version=version), ""))
@@ -421,19 +412,19 @@ class Surveyor:
         needed = NeededFiles()
         needed.read(table)
         needed.read_records(table)
-        kept = set(references(table.manifest).all)
+        kept = set(version_files.references(table.manifest).all)
         for version in _newer(listed, table.version):
             shown = _read(table, version)
             if (why := self._why(table, version, shown)) is not None or shown is None:
                 found.versions[version] = why or ""
                 yield RowHolder("version", str(version), f"{why}; it was committed while this run read the table")
             else:
-                kept |= references(shown).all
+                kept |= version_files.references(shown).all
         for version, shown in self.others(table):
             if version not in found.versions and shown is not None:
-                kept |= references(shown).all
+                kept |= version_files.references(shown).all
         in_log = {} if found.log is None else {meta.path: why for meta, why in found.log.objects}
-        records = [meta for meta in listed if meta.path.startswith(f"{SET_ASIDE_FOLDER}/")]
+        records = [meta for meta in listed if meta.path.startswith(f"{version_files.SET_ASIDE_FOLDER}/")]
         clean_records = {meta.path for meta in records if not self._record_mentions(table, meta.path)}
         objects = ObjectVerdicts(self.target, found, needed, kept, clean_records, self.now)
         for meta in listed:
@@ -452,12 +443,12 @@ def _has_dictionaries(shown: VersionManifest) -> bool:
 
 def _places(table: Table) -> set[str]:
     """The folders of all branches, below the root; that of main is empty."""
-    folders = [VERSIONS_FOLDER, BRANCHES_FOLDER]
+    folders = [version_files.VERSIONS_FOLDER, BRANCHES_FOLDER]
     listed = (meta.path.rpartition("/") for folder in folders for meta in table.branch.root.list(folder))
     return {
-        place.removesuffix(VERSIONS_FOLDER).strip("/")
+        place.removesuffix(version_files.VERSIONS_FOLDER).strip("/")
         for place, _, name in listed
-        if place.endswith(VERSIONS_FOLDER) and parse_version_manifest_name(name)
+        if place.endswith(version_files.VERSIONS_FOLDER) and parse_version_manifest_name(name)
     }
 
 
@@ -470,7 +461,7 @@ def _newer(listed: list[ObjectMeta], version: int) -> Iterator[int]:
     """The versions in a listing that are newer than the one that was read."""
     for meta in listed:
         folder, _, name = meta.path.rpartition("/")
-        parsed = parse_version_manifest_name(name) if folder == VERSIONS_FOLDER else None
+        parsed = parse_version_manifest_name(name) if folder == version_files.VERSIONS_FOLDER else None
         if parsed is not None and not parsed.detached and parsed.version > version:
             yield parsed.version
 
@@ -485,15 +476,15 @@ def _transaction(store: Store, shown: VersionManifest) -> table_pb2.Transaction 
     if shown.transaction is not None or not name:
         return shown.transaction
     try:
-        return table_pb2.Transaction.FromString(store.get(f"{TRANSACTIONS_FOLDER}/{name}"))
+        return table_pb2.Transaction.FromString(store.get(f"{version_files.TRANSACTIONS_FOLDER}/{name}"))
     except ObjectNotFoundError:
         return None
     except DecodeError as error:
-        raise InvalidFormatError(f"{TRANSACTIONS_FOLDER}/{name} does not decode: {error}.") from error
+        raise InvalidFormatError(f"{version_files.TRANSACTIONS_FOLDER}/{name} does not decode: {error}.") from error
 
 
 def _read(table: Table, version: int) -> VersionManifest | None:
     try:
-        return read_version_manifest(table.store, version, table.naming)
+        return version_files.read_version_manifest(table.store, version, table.naming)
     except (ObjectNotFoundError, InvalidFormatError):
         return None

@@ -31,7 +31,7 @@ from memwal_ops.core.leases import NumberedRecords
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.engines.merge.rewrite import dictionaries_of, dictionary_columns
 from memwal_ops.formats.lance.files.datasets import lance_errors
-from memwal_ops.formats.lance.files.versions import deletion_path, operation_of, read_version_manifest
+from memwal_ops.formats.lance.files.version_files import deletion_path, operation_of, read_version_manifest
 from memwal_ops.formats.lance.indexes.index_faults import FIRST_FORMAT
 from memwal_ops.formats.lance.jobs.erase.scan import values_of
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, by_name, decode_fragment_bitmap

@@ -22,7 +22,7 @@ from memwal_ops.core.candidates import Gate
 from memwal_ops.core.collector import BATCH_OBJECTS, Collector, PartReplacedError, Stage
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, TableReplacedError
-from memwal_ops.formats.lance.files.versions import CHECKED_MARK, VERSIONS_FOLDER, is_of_checked_commit
+from memwal_ops.formats.lance.files.version_files import CHECKED_MARK, VERSIONS_FOLDER, is_of_checked_commit
 from memwal_ops.formats.lance.generations.generation_files import objects_in
 from memwal_ops.formats.lance.indexes.snapshots import decode_file
 from memwal_ops.formats.lance.jobs.gc.evidence import (

@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import MemwalOpsError, RegionManifestCorruptError, RegionManifestGapError
 from memwal_ops.formats.lance.files.datasets import STORE_ERRORS
-from memwal_ops.formats.lance.files.versions import is_shared
+from memwal_ops.formats.lance.files.version_files import is_shared
+from memwal_ops.formats.lance.generations import generation_files
 from memwal_ops.formats.lance.generations.backlog import RegionBacklog
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
-from memwal_ops.formats.lance.generations.generation_files import (
-    DirectoryContents,
-    RegionContents,
-    look_at_generations,
-    read_region_contents,
-)
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, GcEvidence, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
@@ -70,7 +65,7 @@ class RegionView:
     """
 
     evidence: GcEvidence
-    contents: RegionContents
+    contents: generation_files.RegionContents
     newest: RegionManifest
     settled: RegionManifest | None
     undeleted: set[str] = field(default_factory=set)
@@ -124,7 +119,7 @@ class RegionView:
             table, backlog = self.evidence.table, RegionBacklog(self.newest, self.merged, ())
             footers = not self.layout.generations_in_log
             damages: dict[int, MemwalOpsError | None] = {}
-            damages |= look_at_generations(table, backlog, footers=footers).damaged
+            damages |= generation_files.look_at_generations(table, backlog, footers=footers).damaged
             for flushed in self.newest.unmerged(self.merged):
                 if damages.setdefault(flushed.generation, None) is None and footers:
                     try:
@@ -197,7 +192,7 @@ class RegionView:
             and all(gate.met for gate in self.evidence.drain_gates(self.region_id, flushed.generation))
         )
 
-    def _listed(self, flushed: FlushedGeneration, state: DirectoryContents) -> LanceCandidate:
+    def _listed(self, flushed: FlushedGeneration, state: generation_files.DirectoryContents) -> LanceCandidate:
         gates = self.base_gates() + self.evidence.drain_gates(self.region_id, flushed.generation)
         grace = self.evidence.options.reader_grace
         drain = all(gate.met for gate in gates)
@@ -211,7 +206,7 @@ class RegionView:
             CandidateKind.GENERATION, path, state.bytes, state.objects, gates, drain, self.region_id, generation
         )
 
-    def _unlisted(self, name: str, state: DirectoryContents) -> LanceCandidate:
+    def _unlisted(self, name: str, state: generation_files.DirectoryContents) -> LanceCandidate:
         parsed, path = names.parse_generation_dir(name), f"{self.folder}/{name}"
         if parsed is None:
             why = "its name is not that of a generation, and no region manifest lists it"
@@ -350,7 +345,9 @@ def _read_region_view(evidence: GcEvidence, region_id: UUID) -> RegionView:
     manifests = evidence.table.region(region_id)
     # Before the listing: a version that is published between the two is then never one that the listing lacks.
     hint = manifests.hint() or 0
-    contents = read_region_contents(evidence.table.store, region_id, evidence.table.layout_of(region_id))
+    contents = generation_files.read_region_contents(
+        evidence.table.store, region_id, evidence.table.layout_of(region_id)
+    )
     versions = sorted(contents.manifests)
     if not versions:
         raise NoRegionManifestError(f"Region {region_id} has no manifest.")

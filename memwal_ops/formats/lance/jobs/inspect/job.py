@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.outlook import NextRun, next_run, rates_of
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.files.datasets import branch_folder, lance_errors, list_branches
-from memwal_ops.formats.lance.files.versions import (
-    DATA_FOLDER,
-    VERSIONS_FOLDER,
-    decode_named,
-    is_shared,
-    operation_of,
-    read_version_manifest,
-    transaction_of,
-)
 from memwal_ops.formats.lance.generations.backlog import BlockedRegion, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import CheckedBacklog, GenerationFiles, checked_backlog
 from memwal_ops.formats.lance.generations.wal import log_fault, unflushed_entries
@@ -70,7 +62,7 @@ def _merged_elsewhere(table: Table, found: report.TableInspection) -> report.Mer
     """The other program that merges the table, too, and what it did, where a job found it or the regions show it."""
     program = dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE)
     dropped = [region.fault.program for region in found.regions if region.fault and region.fault.drops]
-    if not found.regions or not (dropped or is_shared(table.manifest)):
+    if not found.regions or not (dropped or version_files.is_shared(table.manifest)):
         return None
     from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - where another program merges
 
@@ -132,11 +124,11 @@ def _dropped_indexes(table: Table) -> report.DroppedIndexes | None:
         if any(one.name != MEMWAL_INDEX_NAME for one in later.index_entries):
             return None
         try:
-            earlier = read_version_manifest(table.store, version, table.naming)
+            earlier = version_files.read_version_manifest(table.store, version, table.naming)
         except (ObjectNotFoundError, InvalidFormatError):
             return None
-        transaction = transaction_of(table.store, later)
-        if transaction is not None and operation_of(transaction) == "overwrite":
+        transaction = version_files.transaction_of(table.store, later)
+        if transaction is not None and version_files.operation_of(transaction) == "overwrite":
             names = {one.name for one in earlier.index_entries} - {MEMWAL_INDEX_NAME}
             return report.DroppedIndexes(version + 1, tuple(sorted(names))) if names else None
         later = earlier
@@ -251,7 +243,7 @@ def _branch(table: Table, record: TableBranch, before: datetime) -> report.Branc
     folder = branch_folder(record.name)
     named = (
         (parse_version_manifest_name(meta.path.rpartition("/")[2]), meta)
-        for meta in table.store.list(f"{folder}/{VERSIONS_FOLDER}")
+        for meta in table.store.list(f"{folder}/{version_files.VERSIONS_FOLDER}")
     )
     versions = {name.version: meta for name, meta in named if name is not None and not name.detached}
     if not versions:
@@ -270,10 +262,10 @@ def _branch(table: Table, record: TableBranch, before: datetime) -> report.Branc
 
 def _kept_bytes(table: Table, newest: ObjectMeta, objects: Iterable[ObjectMeta], folder: str) -> int:
     try:
-        manifest = decode_named(newest.path, table.store.get(newest.path)).manifest
+        manifest = version_files.decode_named(newest.path, table.store.get(newest.path)).manifest
     except ObjectNotFoundError:
         return 0  # expired since it was listed
-    below = f"{folder}/{DATA_FOLDER}/"
+    below = f"{folder}/{version_files.DATA_FOLDER}/"
     elsewhere = {meta.path.removeprefix(below) for meta in objects if meta.path.startswith(below)}
     elsewhere |= {file.path for fragment in table.manifest.manifest.fragments for file in fragment.files}
     files = {file.path: file.file_size_bytes for fragment in manifest.fragments for file in fragment.files}

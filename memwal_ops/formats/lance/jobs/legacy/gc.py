@@ -20,7 +20,7 @@ from memwal_ops.core.collector import Collector, Stage
 from memwal_ops.core.context import RunContext
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
-from memwal_ops.formats.lance.files.versions import decode_manifests, list_manifests, list_manifests_of_others
+from memwal_ops.formats.lance.files.version_files import decode_manifests, list_manifests, list_manifests_of_others
 from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.job import GcReport
 from memwal_ops.formats.lance.legacy import adoption, mem_tables, states

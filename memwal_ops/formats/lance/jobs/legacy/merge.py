@@ -23,20 +23,9 @@ from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError,
 from memwal_ops.formats.lance.engines.merge.locate import locate, repeated_keys
 from memwal_ops.formats.lance.engines.merge.passes import refuse_shared_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import remove_files, rewrite
-from memwal_ops.formats.lance.files.versions import list_versions, read_version_manifest
+from memwal_ops.formats.lance.files.version_files import list_versions, read_version_manifest
 from memwal_ops.formats.lance.jobs.merge import decide, headline
-from memwal_ops.formats.lance.legacy.index import (
-    BlockedMemWal,
-    Meanings,
-    RegionWork,
-    check_mergeable,
-    find_emptied,
-    mem_wals_of,
-    merge_draft,
-    publish,
-    read_work,
-    restore_emptied,
-)
+from memwal_ops.formats.lance.legacy import index
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables, mem_table_ref, region_number, with_key
 from memwal_ops.formats.lance.legacy.states import Change, merge
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, LegacyOptions, MergeOptions
@@ -98,8 +87,8 @@ class LegacyMergeReport(MergeOutcome):
     run_id: str
     passes: tuple[LegacyPass, ...]
     marked: tuple[MemWalId, ...]
-    blocked: tuple[BlockedMemWal, ...]
-    work: Mapping[str, RegionWork]
+    blocked: tuple[index.BlockedMemWal, ...]
+    work: Mapping[str, index.RegionWork]
     restored: int | None
     version: int
     seconds: float
@@ -145,7 +134,7 @@ class LegacyMergeReport(MergeOutcome):
                 return headline(self.decision, generations, len(self.passes), self.seconds)
 
 
-def backlog_json(work: Mapping[str, RegionWork]) -> dict[str, int | None]:
+def backlog_json(work: Mapping[str, index.RegionWork]) -> dict[str, int | None]:
     """The ``backlog`` of a report."""
     return {
         "regions": sum(bool(region.pending) for region in work.values()),
@@ -155,7 +144,7 @@ def backlog_json(work: Mapping[str, RegionWork]) -> dict[str, int | None]:
     }
 
 
-def blocked_text(fault: BlockedMemWal) -> str:
+def blocked_text(fault: index.BlockedMemWal) -> str:
     """A blocked region as a paragraph."""
     where = f"region {fault.region!r}" + ("" if fault.generation is None else f", generation {fault.generation}")
     return paragraph(f"BLOCKED {where} ({fault.error.reason}): {fault.error} {fault.error.remedy}", hanging="  ")
@@ -196,14 +185,14 @@ class _Run:
     limit: frozenset[MemWalId]
     context: RunContext
     note: CommitNote = field(default_factory=lambda: CommitNote.new("merge"))
-    blocked: dict[str, BlockedMemWal] = field(default_factory=dict)
+    blocked: dict[str, index.BlockedMemWal] = field(default_factory=dict)
     passes: list[LegacyPass] = field(default_factory=list)
     marked: list[MemWalId] = field(default_factory=list)
     restored: int | None = None
-    work: Mapping[str, RegionWork] = field(default_factory=dict)
+    work: Mapping[str, index.RegionWork] = field(default_factory=dict)
     compared: bool = False
 
-    def block(self, fault: BlockedMemWal) -> None:
+    def block(self, fault: index.BlockedMemWal) -> None:
         known = self.blocked.get(fault.region)
         if known is None or (known.generation or 0) > (fault.generation or 0):
             self.blocked[fault.region] = fault
@@ -222,13 +211,13 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
     """Report what a merge would do, without changes; MemTables are not opened."""
     del context
     started = time.monotonic()
-    emptied = find_emptied(table)
+    emptied = index.find_emptied(table)
     if emptied is not None and not options.restore:
         raise emptied.error("merge")
     work = _work(table, options)
     pending = [mem_wal for region in work.values() for mem_wal in region.pending]
     if pending:
-        check_mergeable(with_key(table, options))
+        index.check_mergeable(with_key(table, options))
     return LegacyMergeReport(
         decision=MergeDecision.DRY_RUN,
         run_id=CommitNote.new("merge").run_id,
@@ -271,7 +260,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
         except BlockedRegionsError as error:
             names = {region_number(region): region for region in run.work}
             for number, (generation, cause) in error.causes.items():
-                run.block(BlockedMemWal(names[number], generation, cause))
+                run.block(index.BlockedMemWal(names[number], generation, cause))
             table = table.newest()
         except (CommitLostError, errors.ObjectNotFoundError) as error:
             table = retry.conflict_or_expired(table, error)
@@ -305,10 +294,10 @@ def _step(table: Table, run: _Run) -> bool:
 
     Returns whether it did; False: nothing is left.
     """
-    if (emptied := find_emptied(table)) is not None:
+    if (emptied := index.find_emptied(table)) is not None:
         if not run.options.restore:
             raise emptied.error("merge")
-        restore_emptied(table, emptied, run.note)
+        index.restore_emptied(table, emptied, run.note)
         run.restored = emptied.source
         return True
     run.work = _work(table, run.options)
@@ -316,7 +305,7 @@ def _step(table: Table, run: _Run) -> bool:
         if region.blocked is not None:
             run.block(region.blocked)
     if already := [mem_wal for region in run.work.values() for mem_wal in region.merged_already]:
-        publish(table, _merged(table, already), run.note)
+        index.publish(table, _merged(table, already), run.note)
         run.marked += [mem_wal.id for mem_wal in already]
         return True
     waiting = run.select(mem_wal for region in run.work.values() for mem_wal in region.pending)
@@ -327,7 +316,7 @@ def _step(table: Table, run: _Run) -> bool:
 
 def backlog(table: Table) -> Mapping[str, float]:
     """The unmerged MemWALs, from the index alone, which has no sizes: of what waits, rows and bytes are not known."""
-    work = read_work(mem_wals_of(table), Meanings(table))
+    work = index.read_work(index.mem_wals_of(table), index.Meanings(table))
     pending = [mem_wal for region in work.values() for mem_wal in region.pending]
     ages = [_age(table, mem_wal.last_updated_dataset_version) for mem_wal in pending]
     return {
@@ -349,8 +338,8 @@ def _age(table: Table, version: int) -> float:
     return max(0.0, (datetime.now(UTC) - stamp.ToDatetime(UTC)).total_seconds())
 
 
-def _work(table: Table, options: MergeOptions) -> Mapping[str, RegionWork]:
-    work = read_work(mem_wals_of(table), Meanings(table, options.flushed_means))
+def _work(table: Table, options: MergeOptions) -> Mapping[str, index.RegionWork]:
+    work = index.read_work(index.mem_wals_of(table), index.Meanings(table, options.flushed_means))
     wanted = [str(name) for name in options.regions]
     if unknown := [name for name in wanted if name not in work]:
         raise errors.InvalidUsageError(
@@ -361,7 +350,7 @@ def _work(table: Table, options: MergeOptions) -> Mapping[str, RegionWork]:
 
 def _merged(table: Table, done: Sequence[MemWal]) -> Change:
     """The change that sets all of them to MERGED; each owner is the one in the table's version."""
-    mem_wals = mem_wals_of(table)
+    mem_wals = index.mem_wals_of(table)
     change = Change()
     for generation in done:
         change |= merge(mem_wals, generation.id, generation.owner_id)
@@ -373,7 +362,7 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
     started = time.monotonic()
     is_marked = bool(table.primary_key)
     table = with_key(table, run.options)
-    check_mergeable(table)
+    index.check_mergeable(table)
     budget = run.options.max_bytes or DEFAULT_MAX_BYTES
     with MemTables(table, run.options) as mem_tables:
         chosen, generations = _next(mem_tables, waiting, budget, run.options.max_generations)
@@ -383,7 +372,7 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
         change = _merged(table, chosen)
         ids = tuple(mem_wal.id for mem_wal in chosen)
         if not generations:
-            run.passes.append(LegacyPass(ids, version=publish(table, change, run.note)))
+            run.passes.append(LegacyPass(ids, version=index.publish(table, change, run.note)))
             return
         winners = collapse(generations, table.primary_key)
         superseded = locate(table, winners, max_bytes=budget)
@@ -395,7 +384,7 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
 
         written = rewrite(table, generations, winners, superseded, budget, on_rows)
         with deleted_unless_named(lambda: remove_files(table, written.written_files())):
-            version = publish(table, change, run.note, merge_draft(table, written))
+            version = index.publish(table, change, run.note, index.merge_draft(table, written))
         run.passes.append(
             LegacyPass(
                 ids,

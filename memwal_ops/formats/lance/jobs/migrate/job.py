@@ -17,37 +17,8 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_rewritable
 from memwal_ops.formats.lance.engines.merge.locate import scan_keys
 from memwal_ops.formats.lance.files.datasets import lance_errors
-from memwal_ops.formats.lance.jobs.migrate import layout as migrate_layout, store as migrate_store
-from memwal_ops.formats.lance.jobs.migrate.report import (
-    Adopted,
-    LayoutReport,
-    MigrateDecision,
-    MigrateReport,
-    RegionMigration,
-)
-from memwal_ops.formats.lance.legacy.adoption import (
-    Adopter,
-    Kept,
-    RegionPlan,
-    keep,
-    newest_manifest,
-    next_epoch,
-    publish_migrated,
-    publish_region,
-    publish_rolled_back,
-    read_kept,
-    region_id_of,
-    seal_regions,
-)
-from memwal_ops.formats.lance.legacy.index import (
-    BlockedMemWal,
-    Meanings,
-    find_emptied,
-    mem_wals_of,
-    publish,
-    restore_emptied,
-    unmerged,
-)
+from memwal_ops.formats.lance.jobs.migrate import layout as migrate_layout, report, store as migrate_store
+from memwal_ops.formats.lance.legacy import adoption, index
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
 from memwal_ops.formats.lance.legacy.states import Change, set_owner
 from memwal_ops.formats.lance.log.region_columns import region_columns
@@ -70,7 +41,7 @@ _KEY_CHUNK_BYTES = 16 << 20
 @names_damage
 def plan(
     table: Table, options: MigrateOptions, context: RunContext | None = None
-) -> MigrateReport | LayoutReport | StoreReport:
+) -> report.MigrateReport | report.LayoutReport | StoreReport:
     """What :func:`apply` would do. Opens every MemTable that is to be adopted, and changes nothing."""
     if options.to == migrate_store.S3:
         return migrate_store.plan(table, options, context)
@@ -81,20 +52,24 @@ def plan(
         return migrate_layout.plan(table, target, options)
     if options.rollback or table.log.exists:
         return _on_migrated(table, options, note, started)
-    if (emptied := find_emptied(table)) is not None:
+    if (emptied := index.find_emptied(table)) is not None:
         if not options.restore:
             raise emptied.error("migrate")
-        return MigrateReport.of(MigrateDecision.PLANNED, table, options, note, started, restored=emptied.source)
+        return report.MigrateReport.of(
+            report.MigrateDecision.PLANNED, table, options, note, started, restored=emptied.source
+        )
     table = _checked(table, options)
     regions = _regions(table, options)
-    decision = MigrateDecision.BLOCKED if any(region.blocked for region in regions) else MigrateDecision.PLANNED
-    return MigrateReport.of(decision, table, options, note, started, regions)
+    decision = (
+        report.MigrateDecision.BLOCKED if any(region.blocked for region in regions) else report.MigrateDecision.PLANNED
+    )
+    return report.MigrateReport.of(decision, table, options, note, started, regions)
 
 
 @names_damage
 def apply(
     table: Table, options: MigrateOptions, context: RunContext | None = None
-) -> MigrateReport | LayoutReport | StoreReport:
+) -> report.MigrateReport | report.LayoutReport | StoreReport:
     """Migrate, or roll back. Safe to kill and to repeat; of two at once one migrates, and the other finds it done.
 
     Raises:
@@ -120,54 +95,56 @@ def apply(
             if table.log.exists:
                 return _on_migrated(table, options, note, started)
             probe_conditional_writes(table.store)
-            if (emptied := find_emptied(table)) is not None:
+            if (emptied := index.find_emptied(table)) is not None:
                 if not options.restore:
                     raise emptied.error("migrate")
-                restore_emptied(table, emptied, note)
+                index.restore_emptied(table, emptied, note)
                 restored = emptied.source
                 table = retry.landed(table)
                 continue
             keyed = _checked(table, options)
             regions = _regions(keyed, options)
             if any(region.blocked for region in regions):
-                return MigrateReport.of(
-                    MigrateDecision.BLOCKED, table, options, note, started, regions, restored=restored
+                return report.MigrateReport.of(
+                    report.MigrateDecision.BLOCKED, table, options, note, started, regions, restored=restored
                 )
             if (claim := _claim(table)).updated:
-                publish(table, claim, note)
+                index.publish(table, claim, note)
                 table = retry.landed(table)
                 continue
             context.checkpoint()
             done, kept = _migrate(keyed, options, note)
             context.figures["conflicts"] += retry.conflicts
             newest = retry.landed(table)
-            return MigrateReport.of(
-                MigrateDecision.MIGRATED, newest, options, note, started, done, restored=restored, kept=kept.path
+            return report.MigrateReport.of(
+                report.MigrateDecision.MIGRATED, newest, options, note, started, done, restored=restored, kept=kept.path
             )
         except (CommitLostError, errors.ObjectNotFoundError) as error:
             table = retry.conflict_or_expired(table, error)
 
 
-def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> MigrateReport:
+def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> report.MigrateReport:
     """The report for a table that has the current index: nothing to do, or what a rollback would do."""
     if not options.rollback:
         if options.given():
             options.refuse_legacy()
-        return MigrateReport.of(MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
+        return report.MigrateReport.of(report.MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
     if not table.log.exists:
         raise errors.InvalidUsageError(f"{table.location.uri} has the legacy index: there is nothing to roll back.")
-    kept = read_kept(table)
-    return MigrateReport.of(MigrateDecision.PLANNED, table, options, note, started, kept=kept.path)
+    kept = adoption.read_kept(table)
+    return report.MigrateReport.of(report.MigrateDecision.PLANNED, table, options, note, started, kept=kept.path)
 
 
-def _roll_back(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> MigrateReport:
+def _roll_back(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> report.MigrateReport:
     if not table.log.exists:
-        return MigrateReport.of(MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
-    kept = read_kept(table)
+        return report.MigrateReport.of(report.MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
+    kept = adoption.read_kept(table)
     probe_conditional_writes(table.store)
-    seal_regions(table, kept)
-    publish_rolled_back(table, kept, note)
-    return MigrateReport.of(MigrateDecision.ROLLED_BACK, table.newest(), options, note, started, kept=kept.path)
+    adoption.seal_regions(table, kept)
+    adoption.publish_rolled_back(table, kept, note)
+    return report.MigrateReport.of(
+        report.MigrateDecision.ROLLED_BACK, table.newest(), options, note, started, kept=kept.path
+    )
 
 
 def _checked(table: Table, options: MigrateOptions) -> Table:
@@ -188,8 +165,8 @@ def _checked(table: Table, options: MigrateOptions) -> Table:
 def _are_ours(table: Table) -> bool:
     """Whether an earlier migration of this table created all existing regions."""
     ids = {
-        region_id_of(table.store, region, record=False)
-        for region in {mem_wal.id.region for mem_wal in mem_wals_of(table)}
+        adoption.region_id_of(table.store, region, record=False)
+        for region in {mem_wal.id.region for mem_wal in index.mem_wals_of(table)}
     }
     return {*table.regions.region_ids} <= ids
 
@@ -219,7 +196,7 @@ def _refuse_no_key(table: Table) -> None:
 
 def _claim(table: Table) -> Change:
     """The change that sets this job as the owner of every MemWAL that is not flushed; empty if it is already."""
-    mem_wals = mem_wals_of(table)
+    mem_wals = index.mem_wals_of(table)
     change = Change()
     for mem_wal in mem_wals:
         if mem_wal.state < State.FLUSHED and mem_wal.owner_id != _CLAIM:
@@ -227,10 +204,10 @@ def _claim(table: Table) -> Change:
     return change
 
 
-def _regions(table: Table, options: MigrateOptions) -> tuple[RegionMigration, ...]:
+def _regions(table: Table, options: MigrateOptions) -> tuple[report.RegionMigration, ...]:
     """The planned migration of each region; opens every MemTable that is to be adopted."""
-    mem_wals = mem_wals_of(table)
-    meanings = Meanings(table, options.flushed_means)
+    mem_wals = index.mem_wals_of(table)
+    meanings = index.Meanings(table, options.flushed_means)
     with MemTables(table, options) as mem_tables:
         return tuple(
             _region(table, region, mem_wals, meanings, mem_tables)
@@ -239,60 +216,66 @@ def _regions(table: Table, options: MigrateOptions) -> tuple[RegionMigration, ..
 
 
 def _region(
-    table: Table, region: str, mem_wals: Sequence[MemWal], meanings: Meanings, mem_tables: MemTables
-) -> RegionMigration:
-    region_id = region_id_of(table.store, region, record=False)
-    found = unmerged(mem_wals, region, meanings)
+    table: Table, region: str, mem_wals: Sequence[MemWal], meanings: index.Meanings, mem_tables: MemTables
+) -> report.RegionMigration:
+    region_id = adoption.region_id_of(table.store, region, record=False)
+    found = index.unmerged(mem_wals, region, meanings)
     if found.fault is not None:
-        return RegionMigration(region, region_id, 0, 0, (), found.fault)
-    adopted: list[Adopted] = []
+        return report.RegionMigration(region, region_id, 0, 0, (), found.fault)
+    adopted: list[report.Adopted] = []
     for mem_wal in found.mem_wals:
         try:
             generation = (
                 mem_tables.generation(mem_wal) if mem_wal.state is State.FLUSHED else mem_tables.drained(mem_wal)
             )
         except _FAULTS as error:
-            return RegionMigration(region, region_id, 0, 0, (), BlockedMemWal(region, mem_wal.id.generation, error))
+            return report.RegionMigration(
+                region, region_id, 0, 0, (), index.BlockedMemWal(region, mem_wal.id.generation, error)
+            )
         rows = 0 if generation is None else generation.physical_rows
-        adopted.append(Adopted(mem_wal, mem_wal.id.generation + 1, rows))
+        adopted.append(report.Adopted(mem_wal, mem_wal.id.generation + 1, rows))
     # The next writer continues in an OPEN MemWAL without rows; all others keep their numbers, with or without rows.
     if adopted and adopted[-1].mem_wal.state is State.OPEN and not adopted[-1].rows:
         adopted.pop()
     highest = max([found.done, *(flushed.mem_wal.id.generation for flushed in adopted)]) + 1
     merged = adopted[0].number - 1 if adopted else highest
-    return RegionMigration(region, region_id, merged, highest + 1, tuple(adopted), None)
+    return report.RegionMigration(region, region_id, merged, highest + 1, tuple(adopted), None)
 
 
-def _migrate(table: Table, options: MigrateOptions, note: CommitNote) -> tuple[tuple[RegionMigration, ...], Kept]:
+def _migrate(
+    table: Table, options: MigrateOptions, note: CommitNote
+) -> tuple[tuple[report.RegionMigration, ...], adoption.Kept]:
     """Write generations and region manifests, and publish the current kind of details.
 
     A region's newest manifest is read before the table's version is checked: if another run then publishes a manifest
     for a later version, this run finds the next number taken.
     """
-    mem_wals = mem_wals_of(table)
+    mem_wals = index.mem_wals_of(table)
     names = sorted({mem_wal.id.region for mem_wal in mem_wals})
-    ids = {name: region_id_of(table.store, name, record=True) for name in names}
-    before = {name: newest_manifest(table, region_id) for name, region_id in ids.items() if region_id is not None}
+    ids = {name: adoption.region_id_of(table.store, name, record=True) for name in names}
+    before = {
+        name: adoption.newest_manifest(table, region_id) for name, region_id in ids.items() if region_id is not None
+    }
     if table.newest().version != table.version:
         raise CommitLostError(f"{table.location.uri} was changed while it was migrated.")
     columns = region_columns(table)
-    plans: dict[str, RegionPlan] = {}
+    plans: dict[str, adoption.RegionPlan] = {}
     manifests: dict[str, int] = {}
-    done: list[RegionMigration] = []
+    done: list[report.RegionMigration] = []
     with MemTables(table, options) as mem_tables:
         for region in _regions(table, options):
             region_id = ids[region.region]
             assert region_id is not None  # noqa: S101 - it was recorded
-            adopter = Adopter(table, region_id, columns, options.layout)
+            adopter = adoption.Adopter(table, region_id, columns, options.layout)
             flushed = []
             for adopted in region.adopted:
                 opened = mem_tables.generation if adopted.mem_wal.state is State.FLUSHED else mem_tables.drained
                 generation = opened(adopted.mem_wal) or mem_tables.empty(adopted.mem_wal)
-                flushed.append(adopter.adopt(generation, adopted.number, next_epoch(before[region.region])))
-            made = RegionPlan(region_id, region.merged, region.current, tuple(flushed))
+                flushed.append(adopter.adopt(generation, adopted.number, adoption.next_epoch(before[region.region])))
+            made = adoption.RegionPlan(region_id, region.merged, region.current, tuple(flushed))
             plans[region.region] = made
-            manifests[region.region] = publish_region(table, made, before[region.region], adopter.last_entry)
+            manifests[region.region] = adoption.publish_region(table, made, before[region.region], adopter.last_entry)
             done.append(region.with_paths(region_id, flushed))
-    kept = keep(table, plans, manifests, options.layout)
-    publish_migrated(table, plans, kept, note)
+    kept = adoption.keep(table, plans, manifests, options.layout)
+    adoption.publish_migrated(table, plans, kept, note)
     return tuple(done), kept

@@ -16,7 +16,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.errors import CommitConflictError, InvariantViolatedError
 from memwal_ops.formats.lance.commit.publication import CommitNote
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER
 from memwal_ops.formats.lance.jobs.migrate.report import MigrateDecision
 from memwal_ops.storage.external_manifests import ManifestEntryStore, manifest_entries
 from memwal_ops.storage.probe import probe_conditional_writes

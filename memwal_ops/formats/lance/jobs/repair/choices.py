@@ -19,14 +19,8 @@ from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.quarantine import ObjectPlace, Place
 from memwal_ops.core.repair import Choice
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, VersionGoneError
-from memwal_ops.formats.lance.commit.commit import (
-    CommitLostError,
-    CommitNote,
-    IndexChange,
-    commit_built,
-    publish_change,
-)
-from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.commit import commit
+from memwal_ops.formats.lance.files.version_files import read_version_manifest
 from memwal_ops.formats.lance.indexes.snapshots import snapshot_path
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_snapshot
@@ -277,12 +271,12 @@ class CatchupPlace:
     def swap(self, seen: bytes | None, data: bytes | None) -> bool:
         """Publish the next version with that entry, if the newest one still has ``seen``."""
 
-        def change(table: Table) -> IndexChange | None:
+        def change(table: Table) -> commit.IndexChange | None:
             details = table.index.details
-            return None if catchup_entry(details, self.index) != seen else IndexChange(self._with(details, data))
+            return None if catchup_entry(details, self.index) != seen else commit.IndexChange(self._with(details, data))
 
         newest = self.table.newest()
-        return publish_change(newest, change, CommitNote.new("repair"), CommitRetry()) is not newest
+        return commit.publish_change(newest, change, commit.CommitNote.new("repair"), CommitRetry()) is not newest
 
     def _with(self, details: memwal_pb2.MemWalIndexDetails, data: bytes | None) -> memwal_pb2.MemWalIndexDetails:
         changed = memwal_pb2.MemWalIndexDetails()
@@ -326,7 +320,7 @@ class SnapshotPlace:
         file_id = None if document["uuid"] is None else UUID(document["uuid"])
         done = False
 
-        def change(table: Table) -> IndexChange | None:
+        def change(table: Table) -> commit.IndexChange | None:
             nonlocal done
             done = self.read() == seen
             if not done:
@@ -334,9 +328,9 @@ class SnapshotPlace:
             if rows is not None and file_id is not None:
                 self.table.store.put_if_absent(snapshot_path(file_id), rows)
             known = {key: document[key] for key in ("timestamp_millis", "num_regions")}
-            return IndexChange(with_snapshot(table.index.details, **known, inline=inline), uuid=file_id)
+            return commit.IndexChange(with_snapshot(table.index.details, **known, inline=inline), uuid=file_id)
 
-        publish_change(self.table.newest(), change, CommitNote.new("repair"), CommitRetry())
+        commit.publish_change(self.table.newest(), change, commit.CommitNote.new("repair"), CommitRetry())
         return done
 
 
@@ -383,12 +377,12 @@ class RowsPlace:
             manifest.reader_feature_flags |= _DELETION_FILES
             manifest.writer_feature_flags |= _DELETION_FILES
         transaction = table_pb2.Transaction(read_version=newest.version, uuid=str(uuid.uuid4()))
-        transaction.transaction_properties.update(CommitNote.new("repair").properties())
+        transaction.transaction_properties.update(commit.CommitNote.new("repair").properties())
         # From this, the schema history determines the version that these fragments come from.
         transaction.restore.version = _version_with(newest, data)
         try:
-            commit_built(newest, replace(newest.manifest, manifest=manifest), transaction)
-        except CommitLostError:
+            commit.commit_built(newest, replace(newest.manifest, manifest=manifest), transaction)
+        except commit.CommitLostError:
             return False
         return True
 

@@ -21,21 +21,12 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.repair import Fix, FixAttempt, Keep, RepairJob, UnsafeError
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, publish_change
-from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest, transaction_of
+from memwal_ops.formats.lance.files.version_files import TRANSACTIONS_FOLDER, read_version_manifest, transaction_of
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path, stale_entries
 from memwal_ops.formats.lance.jobs import snapshot, verify
 from memwal_ops.formats.lance.jobs.gc.evidence import read_evidence
 from memwal_ops.formats.lance.jobs.gc.region import read_region_view
-from memwal_ops.formats.lance.jobs.repair.choices import (
-    CHOICES,
-    CatchupPlace,
-    RowsPlace,
-    SnapshotPlace,
-    catchup_entry,
-    fragments_of,
-    place_of,
-    snapshot_content,
-)
+from memwal_ops.formats.lance.jobs.repair import choices
 from memwal_ops.formats.lance.jobs.repair.regions import entry_fix, generation_fix, manifest_fix, swap_region
 from memwal_ops.formats.lance.options import GcOptions, SnapshotOptions
 from memwal_ops.formats.lance.regions.manifests import HINT
@@ -157,8 +148,10 @@ def _catchup(table: Table, finding: Inconsistency) -> Fix[Table]:
             if not corrected:
                 return None
             details = with_catchup(newest.index.details, corrected)
-            before, after = (catchup_entry(index_details, name) for index_details in (newest.index.details, details))
-            keep(CatchupPlace(newest, name).name, before, after)
+            before, after = (
+                choices.catchup_entry(index_details, name) for index_details in (newest.index.details, details)
+            )
+            keep(choices.CatchupPlace(newest, name).name, before, after)
             return IndexChange(details)
 
         newest = publish_change(table, change, CommitNote.new("repair"), commit_retry.CommitRetry())
@@ -194,8 +187,8 @@ def _take_snapshot(table: Table) -> Fix[Table]:
         _refuse_unreadable_regions(snapshot.plan(table, _options(table)))
 
         def before_commit(newest: Table, change: IndexChange, rows: bytes) -> None:
-            after = snapshot_content(change.details, change.uuid, rows)
-            keep(SnapshotPlace.name, SnapshotPlace(newest).read(), after)
+            after = choices.snapshot_content(change.details, change.uuid, rows)
+            keep(choices.SnapshotPlace.name, choices.SnapshotPlace(newest).read(), after)
 
         report = snapshot.take(
             table, _options(table), RunContext(guard=table.guard), update_hints=False, before_commit=before_commit
@@ -253,8 +246,11 @@ def _emptied(table: Table, finding: Inconsistency) -> Fix[Table]:
     def make(table: Table, keep: Keep) -> FixAttempt:
         if table.manifest.manifest.fragments:
             return FixAttempt.GONE
-        place = RowsPlace(table)
-        before, after = fragments_of(table.manifest.manifest), fragments_of(_rows_before(table).manifest)
+        place = choices.RowsPlace(table)
+        before, after = (
+            choices.fragments_of(table.manifest.manifest),
+            choices.fragments_of(_rows_before(table).manifest),
+        )
         keep(place.name, before, after)
         return FixAttempt.DONE if place.swap(before, after) else FixAttempt.CONFLICT
 
@@ -294,4 +290,4 @@ _FIXES: dict[str, Callable[[Table, Inconsistency], Fix[Table] | None]] = {
     **dict.fromkeys(("wal_epoch", "region_manifest_corrupt", "region_manifest_gap"), manifest_fix),
     **dict.fromkeys(("generation", "generation_corrupt", "generation_missing", "generation_rows"), generation_fix),
 }
-JOB = RepairJob(verify.verified, fix_of, place_of, CHOICES)
+JOB = RepairJob(verify.verified, fix_of, choices.place_of, choices.CHOICES)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.repair import Choice, Fix, FixAttempt, Keep, RepairJob, UnsafeError
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
-from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.files.version_files import read_version_manifest
 from memwal_ops.formats.lance.jobs.legacy import verify as legacy_verify
 from memwal_ops.formats.lance.jobs.repair.choices import CHOICES, RowsPlace, fragments_of, place_of
 from memwal_ops.formats.lance.jobs.repair.fixes import transaction_fix

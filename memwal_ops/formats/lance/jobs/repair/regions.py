@@ -21,7 +21,7 @@ from memwal_ops.core.quarantine import ObjectPlace
 from memwal_ops.core.repair import Fix, FixAttempt, Keep, Loss, UnsafeError
 from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.datasets import readable
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
 from memwal_ops.formats.lance.generations.region_identity import RegionValues, table_spec
@@ -35,13 +35,8 @@ from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_shard_en
 from memwal_ops.formats.lance.regions.key_files import KEY_INDEX_PAGES
 from memwal_ops.formats.lance.regions.specs import MANUAL, by_region, region_values
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
+from memwal_ops.formats.lance.wire import region_manifest
 from memwal_ops.formats.lance.wire.names import parse_generation_dir, parse_wal_entry_name, region_folder
-from memwal_ops.formats.lance.wire.region_manifest import (
-    FlushedGeneration,
-    RegionManifest,
-    RegionStatus,
-    encode_region_manifest,
-)
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.api import Store, results_of
 from memwal_ops.text import counted, span_text
@@ -66,10 +61,12 @@ _DAMAGE = (
 )
 
 
-def swap_region(table: Table, seen: RegionManifest, wanted: RegionManifest, keep: Keep) -> FixAttempt:
+def swap_region(
+    table: Table, seen: region_manifest.RegionManifest, wanted: region_manifest.RegionManifest, keep: Keep
+) -> FixAttempt:
     """Publish the next manifest with the content of ``wanted``, made from ``seen``."""
     place = RegionPlace(table, seen.region_id)
-    before, after = without_number(seen.source), without_number(encode_region_manifest(wanted))
+    before, after = without_number(seen.source), without_number(region_manifest.encode_region_manifest(wanted))
     keep(place.name, before, after)
     return FixAttempt.DONE if place.swap(before, after) else FixAttempt.CONFLICT
 
@@ -125,7 +122,7 @@ def _last_entry(table: Table, region_id: UUID) -> int:
     return max((*read_region_contents(table.store, region_id, table.layout_of(region_id)).wal.ids, flushed))
 
 
-def _epoch_before(table: Table, manifest: RegionManifest, entry_id: int) -> int:
+def _epoch_before(table: Table, manifest: region_manifest.RegionManifest, entry_id: int) -> int:
     """The writer epoch of the nearest earlier entry that can be read, which may be flushed; 1 if there is none.
 
     A lower one than the true one is no risk: entries of earlier epochs are valid, and it has no rows.
@@ -174,7 +171,7 @@ def generation_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
 class _Remains:
     """What is left of a generation. ``columns`` are those of its rows."""
 
-    manifest: RegionManifest
+    manifest: region_manifest.RegionManifest
     generation: int
     entries: tuple[WalEntry, ...]
     columns: RegionColumns
@@ -184,7 +181,7 @@ class _Remains:
         rows = counted(sum(entry.rows.num_rows for entry in self.entries), "row")
         return f"{rows} of {counted(len(self.entries), 'entry', 'entries')}"
 
-    def written(self, table: Table) -> RegionManifest:
+    def written(self, table: Table) -> region_manifest.RegionManifest:
         """The manifest that lists it, in a folder of its own. A folder that is never listed is gc's."""
         region_id, path = self.manifest.region_id, f"{secrets.token_hex(4)}_gen_{self.generation}"
         copied = not table.layout_of(region_id).generations_in_log
@@ -192,7 +189,7 @@ class _Remains:
         if self.entries:
             build_indexes(table, f"{region_folder(region_id)}/{path}", generation_indexes(table, strict=False))
         size, rows = (sum(getattr(entry.rows, name) for entry in self.entries) for name in ("nbytes", "num_rows"))
-        again = FlushedGeneration(self.generation, path, in_memory_bytes=size, physical_rows=rows)
+        again = region_manifest.FlushedGeneration(self.generation, path, in_memory_bytes=size, physical_rows=rows)
         others = (flushed for flushed in self.manifest.flushed_generations if flushed.generation != self.generation)
         listed = sorted((*others, again), key=lambda flushed: flushed.generation)
         return replace(self.manifest, flushed_generations=tuple(listed))
@@ -225,7 +222,9 @@ def _remains(table: Table, region_id: UUID, generation: int) -> _Remains | None:
     return _Remains(manifest, generation, entries, _columns(table, region_id, entries), loss)
 
 
-def _is_intact(table: Table, manifest: RegionManifest, flushed: FlushedGeneration) -> bool:
+def _is_intact(
+    table: Table, manifest: region_manifest.RegionManifest, flushed: region_manifest.FlushedGeneration
+) -> bool:
     """Whether all of a generation can be read. Raises ``UnsafeError`` if it is not damaged, and refused."""
     try:
         opened = open_generation(table, generation_ref(manifest.region_id, flushed), SchemaHistory(table))
@@ -239,7 +238,11 @@ def _is_intact(table: Table, manifest: RegionManifest, flushed: FlushedGeneratio
 
 
 def _entries_of(
-    table: Table, manifest: RegionManifest, generation: int, flushed: FlushedGeneration | None, merged: int
+    table: Table,
+    manifest: region_manifest.RegionManifest,
+    generation: int,
+    flushed: region_manifest.FlushedGeneration | None,
+    merged: int,
 ) -> Sequence[int]:
     """The ids of the entries that a generation was flushed from; none if that cannot be known any more.
 
@@ -273,7 +276,7 @@ def _entries_of(
     return () if start is None or end is None else range(start + 1, end + 1)
 
 
-def _references(store: Store, region_id: UUID, flushed: FlushedGeneration) -> frozenset[int]:
+def _references(store: Store, region_id: UUID, flushed: region_manifest.FlushedGeneration) -> frozenset[int]:
     try:
         return wal_references(store, f"{region_folder(region_id)}/{flushed.path}") or frozenset()
     except (errors.InvalidFormatError, errors.ObjectNotFoundError):
@@ -302,7 +305,7 @@ def _columns(table: Table, region_id: UUID, entries: Sequence[WalEntry]) -> Regi
 
 
 def _lost_keys(
-    store: Store, region_id: UUID, flushed: FlushedGeneration, entries: Sequence[WalEntry]
+    store: Store, region_id: UUID, flushed: region_manifest.FlushedGeneration, entries: Sequence[WalEntry]
 ) -> tuple[str, ...] | None:
     """The keys of the rows that are in a generation's key index, and not in these entries; None: unknown.
 
@@ -342,7 +345,7 @@ def manifest_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
             store = table.region(region_id)
             again = _gap(store)
             for version in again:
-                data = encode_region_manifest(replace(_nearest(store, version), version=version))
+                data = region_manifest.encode_region_manifest(replace(_nearest(store, version), version=version))
                 table.store.put_if_absent(store.path(version), data)
             return FixAttempt.DONE if again else FixAttempt.GONE
 
@@ -387,7 +390,7 @@ def _gap(store: RegionManifestStore) -> list[int]:
     return missing
 
 
-def _nearest(store: RegionManifestStore, version: int) -> RegionManifest:
+def _nearest(store: RegionManifestStore, version: int) -> region_manifest.RegionManifest:
     """The version before, or the next one before that can be read; else the first one after it."""
     versions = store.versions()
     earlier = [known for known in versions if known < version]
@@ -406,7 +409,7 @@ class _Restored:
     Its epoch is above each that a lost version may have had, so that every writer that had the region is fenced.
     """
 
-    manifest: RegionManifest
+    manifest: region_manifest.RegionManifest
     text: str
     loss: Loss
 
@@ -434,7 +437,7 @@ class _Restored:
         if not complete:  # generations that were flushed since are not in the log: it was collected, or lost
             after = entries[0] - 1 if entries else after
             for number, path in _unlisted(contents.directories, current):
-                listed.append(FlushedGeneration(number, path))
+                listed.append(region_manifest.FlushedGeneration(number, path))
                 current = number + 1
         lost = _UNKNOWN_CLAIMS if readable is None else min(newest - base.version, _UNKNOWN_CLAIMS)
         manifest = replace(
@@ -460,7 +463,7 @@ class _Restored:
         """Put it, or replace the version that cannot be read; then write the hint, which may name a lost version."""
         store = table.region(self.manifest.region_id)
         place = ObjectPlace(table.store, store.path(self.manifest.version))
-        seen, data = place.read(), encode_region_manifest(self.manifest)
+        seen, data = place.read(), region_manifest.encode_region_manifest(self.manifest)
         keep(place.name, seen, data)
         if not place.swap(seen, data):
             return FixAttempt.CONFLICT
@@ -468,7 +471,9 @@ class _Restored:
         return FixAttempt.DONE
 
 
-def _newest_readable(store: RegionManifestStore, versions: Sequence[int]) -> tuple[RegionManifest | None, list[int]]:
+def _newest_readable(
+    store: RegionManifestStore, versions: Sequence[int]
+) -> tuple[region_manifest.RegionManifest | None, list[int]]:
     """The newest version that can be read, and those above it that cannot, the newest first."""
     damaged: list[int] = []
     for version in reversed(versions):
@@ -496,7 +501,7 @@ def _unlisted(directories: Iterable[str], first: int) -> Iterator[tuple[int, str
     yield from ((number, names[0]) for number, names in sorted(folders.items()) if len(names) == 1)
 
 
-def _first(table: Table, region_id: UUID) -> RegionManifest:
+def _first(table: Table, region_id: UUID) -> region_manifest.RegionManifest:
     """The state of a region without a manifest: by the region snapshot; else without generations, for its first rows.
 
     Raises ``UnsafeError``: the table has region specs, and nothing shows the values by which rows are routed to it.
@@ -507,7 +512,9 @@ def _first(table: Table, region_id: UUID) -> RegionManifest:
     values = _values(table, region_id, row)
     spec_id = MANUAL if values is None or values.spec.spec_id is None else values.spec.spec_id
     encoded = () if values is None else values.encoded()
-    manifest = RegionManifest(region_id, 0, spec_id, 0, None, None, 1, (), RegionStatus.ACTIVE, encoded)
+    manifest = region_manifest.RegionManifest(
+        region_id, 0, spec_id, 0, None, None, 1, (), region_manifest.RegionStatus.ACTIVE, encoded
+    )
     if state is None:
         return manifest
     names = (

@@ -32,7 +32,7 @@ from memwal_ops.formats.lance.commit.commit import (
     commit_strict,
 )
 from memwal_ops.formats.lance.files.datasets import lance_options
-from memwal_ops.formats.lance.files.versions import index_key, missing_files, references, version_path
+from memwal_ops.formats.lance.files.version_files import index_key, missing_files, references, version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.jobs import merge, snapshot

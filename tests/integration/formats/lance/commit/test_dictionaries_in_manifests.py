@@ -23,7 +23,7 @@ from memwal_ops.formats.lance.commit.commit import (
     opened_with,
 )
 from memwal_ops.formats.lance.commit.publication import publish
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from memwal_ops.memwal import create_mem_wal
 

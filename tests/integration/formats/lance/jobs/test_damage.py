@@ -15,7 +15,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import ObjectNotFoundError, ReadOnlyStoreError, StorageCredentialsError, StorageError
-from memwal_ops.formats.lance.files.versions import VERSION_HINT
+from memwal_ops.formats.lance.files.version_files import VERSION_HINT
 from memwal_ops.formats.lance.retention.damage import name_damage
 from tests.support.run_cli import contents, run_here
 from tests.support.tables import wire

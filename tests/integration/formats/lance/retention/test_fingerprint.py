@@ -145,7 +145,7 @@ class Log:
 def test_a_manifest_of_any_region_changes_it_however_many_pages_the_log_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int, ordered: bool
 ) -> None:
-    monkeypatch.setattr(module, "PAGE", page)
+    monkeypatch.setattr(module.version_files, "PAGE", page)
     for seed in range(20):
         log = Log(seed, None if ordered else tmp_path / str(seed))
         for region_id in [*log.regions]:
@@ -169,7 +169,7 @@ def test_a_listing_never_goes_back(inside: str) -> None:
 
 
 def test_a_region_with_a_long_log_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGE", 20)
+    monkeypatch.setattr(module.version_files, "PAGE", 20)
     log = Log(1)
     for region_id in log.regions:
         for entry in range(100, 200):
@@ -190,7 +190,7 @@ def test_regions_of_few_objects_share_a_page() -> None:
 
 @pytest.mark.parametrize("scheme", NamingScheme)
 def test_of_many_versions_the_newest_is_always_seen(monkeypatch: pytest.MonkeyPatch, scheme: NamingScheme) -> None:
-    monkeypatch.setattr(module, "PAGE", 7)
+    monkeypatch.setattr(module.version_files, "PAGE", 7)
     log = Log(3)
     store = open_store(resolve(f"memory://{uuid.uuid4().hex}"))
     for version in range(1, 40):

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import release_hold, take_hold
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind

@@ -13,7 +13,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.errors import SchemaProjectionError
-from memwal_ops.formats.lance.files.versions import read_version_manifest, version_path
+from memwal_ops.formats.lance.files.version_files import read_version_manifest, version_path
 from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from memwal_ops import open_table
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.retention.live_versions import VersionProgress, read_version_progress
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry

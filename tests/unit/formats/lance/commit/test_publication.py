@@ -31,7 +31,7 @@ from memwal_ops.formats.lance.commit.publication import (
     refuse_replaced,
     verify_in_history,
 )
-from memwal_ops.formats.lance.files.versions import VersionPage, version_path
+from memwal_ops.formats.lance.files.version_files import VersionPage, version_path
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 from memwal_ops.formats.lance.wire.names import NamingScheme, detached_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -199,7 +199,7 @@ def test_nothing_is_published_on_a_version_that_is_not_the_newest(
 ) -> None:
     """Nor if another table took the place of the one that was read."""
     read = Mock(side_effect=[standing] if isinstance(standing, Exception) else None, return_value=standing)
-    monkeypatch.setattr(module, "read_version_manifest", read)
+    monkeypatch.setattr(module.version_files, "read_version_manifest", read)
     one = table(dataset=SimpleNamespace(latest_version=newest), manifest="read")
     if refused:
         with pytest.raises(CommitLostError, match="Version 5 of") as raised:
@@ -230,7 +230,7 @@ def test_a_version_that_is_listed_as_it_was_is_not_read_again(
 ) -> None:
     """By its entity tag; what a listing cannot tell, the manifest itself does."""
     read = Mock(return_value="another")
-    monkeypatch.setattr(module, "read_version_manifest", read)
+    monkeypatch.setattr(module.version_files, "read_version_manifest", read)
     page = VersionPage((), complete=True, versions={} if now is None else {4: now}, newest=4)
     one = table(file=before, manifest="read")
     if read_again:
@@ -247,7 +247,7 @@ def test_a_version_that_is_listed_as_it_was_is_not_read_again(
 def test_a_rebase_over_a_version_that_is_missing_is_refused(
     there: tuple[int, ...], missing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "read_version_manifest", lambda *_: "read")
+    monkeypatch.setattr(module.version_files, "read_version_manifest", lambda *_: "read")
     one = table(MemoryStore({path_of(version): b"" for version in there}), manifest="read")
     if missing:
         with pytest.raises(CommitLostError, match="Version 7 of memory://t"):
@@ -257,9 +257,9 @@ def test_a_rebase_over_a_version_that_is_missing_is_refused(
 
 
 def test_a_version_that_a_page_does_not_list_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "read_version_manifest", lambda *_: "read")
+    monkeypatch.setattr(module.version_files, "read_version_manifest", lambda *_: "read")
     page = VersionPage((), complete=False, versions={}, newest=6)
-    monkeypatch.setattr(module, "list_page", lambda _: page)
+    monkeypatch.setattr(module.version_files, "list_page", lambda _: page)
     store = MemoryStore({path_of(5): b"", path_of(6): b""})
     refuse_gaps(table(store, manifest="read"))
     del store.data[path_of(5)]
@@ -268,7 +268,7 @@ def test_a_version_that_a_page_does_not_list_is_looked_up(monkeypatch: pytest.Mo
 
 
 def test_no_rebase_onto_another_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "read_version_manifest", lambda *_: "another")
+    monkeypatch.setattr(module.version_files, "read_version_manifest", lambda *_: "another")
     with pytest.raises(CommitLostError, match="Version 5 of memory://t"):
         refuse_gaps(table(MemoryStore({path_of(4): b"", path_of(5): b""}), manifest="read"))
 
@@ -314,7 +314,7 @@ class After:
         one.remember = self.remember = Mock()
         self.read = Mock(return_value=Version(6, {*self.first}))
         monkeypatch.setattr(module, "_names", lambda version: version.names)
-        monkeypatch.setattr(module, "read_version_manifest", self.read)
+        monkeypatch.setattr(module.version_files, "read_version_manifest", self.read)
         verify_in_history(one, Version(5, {"base", *self.added}), {REGION: self.merged})  # type: ignore[arg-type]
 
 
@@ -352,7 +352,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What is known of version 5 when it is late; unchanged, it is to be deleted."""
     known = SimpleNamespace(needed=Mock(return_value={"new"}), missing=["new"], named=frozenset(), encoded=b"v5")
     monkeypatch.setattr(
-        module,
+        module.version_files,
         "references",
         lambda one: SimpleNamespace(own=known.needed() if one.manifest.version == 5 else {"base"}),
     )
@@ -362,10 +362,12 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         assert needed == {"new"} - {"base"}
         return known.missing  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(module, "missing_files", missing)
+    monkeypatch.setattr(module.version_files, "missing_files", missing)
     monkeypatch.setattr(module, "named_versions", lambda one: known.named if one.version == 7 else None)
     monkeypatch.setattr(
-        module, "encode_version_manifest", lambda one: known.encoded if one.manifest.version == 5 else b""
+        module.version_manifest,
+        "encode_version_manifest",
+        lambda one: known.encoded if one.manifest.version == 5 else b"",
     )
     known.log = Mock()
     monkeypatch.setattr(module, "get_logger", lambda _: known.log)
@@ -473,7 +475,7 @@ def test_the_hint_is_advanced_where_there_is_one() -> None:
     store = MemoryStore()
     advance_hint(table(store), 5)
     assert store.data == {}
-    store.data[module.VERSION_HINT] = b""
+    store.data[module.version_files.VERSION_HINT] = b""
     advance_hint(table(store), 5)
     assert store.data == {hint: b'{"version":5}'}
     advance_hint(table(store, listed=VersionPage((), complete=True, versions={}, newest=4)), 6)
@@ -483,9 +485,9 @@ def test_the_hint_is_advanced_where_there_is_one() -> None:
 @pytest.mark.parametrize("fault", [UNANSWERED, LeaseLostError("lost")])
 @pytest.mark.parametrize("method", ["head", "put"])
 def test_a_hint_that_cannot_be_advanced_is_no_failure(method: str, fault: Exception) -> None:
-    store = MemoryStore({module.VERSION_HINT: b""}, faults={method: fault})
+    store = MemoryStore({module.version_files.VERSION_HINT: b""}, faults={method: fault})
     advance_hint(table(store), 5)
-    assert [*store.data] == [module.VERSION_HINT]
+    assert [*store.data] == [module.version_files.VERSION_HINT]
 
 
 def test_the_note_of_a_commit() -> None:

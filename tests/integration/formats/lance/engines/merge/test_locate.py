@@ -16,13 +16,8 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.formats.lance.engines.merge import locate as module
 from memwal_ops.formats.lance.engines.merge.collapse import Winners
-from memwal_ops.formats.lance.engines.merge.locate import (
-    has_key_index,
-    has_sql_literals,
-    locate,
-    lookup_keys,
-    scan_keys,
-)
+from memwal_ops.formats.lance.engines.merge.locate import has_key_index, locate, lookup_keys, scan_keys
+from memwal_ops.formats.lance.files.datasets import has_sql_literals
 
 NAMES = [f"o'{number % 3}" for number in range(20)]
 

@@ -16,7 +16,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.context import StopRequested
 from memwal_ops.errors import AnswersWorseError, CommitStateUnknownError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit import commit, rebased_commit
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.jobs.compact import corrections, job

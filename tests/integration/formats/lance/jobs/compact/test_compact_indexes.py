@@ -107,7 +107,7 @@ def test_a_run_finishes_what_a_killed_one_left(uri: str, monkeypatch: pytest.Mon
         return table
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(compact, "exclude_dropped_rows", killed)
+        patched.setattr(compact.corrections, "exclude_dropped_rows", killed)
         run_job(uri, "compact")
     with pytest.raises(AssertionError):
         check(uri, *range(20, 100))

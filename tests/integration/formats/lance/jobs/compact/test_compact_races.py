@@ -317,7 +317,7 @@ def test_a_snapshot_that_cannot_be_kept_is_reported(tmp_path: Path, monkeypatch:
     made = make(tmp_path)
     snapshot.apply(open_table(made.uri), snapshot.SnapshotOptions(0))
     before = open_table(made.uri)
-    monkeypatch.setattr(job, "restore_memwal_index", lambda table, newest, *_: newest)
+    monkeypatch.setattr(job.corrections, "restore_memwal_index", lambda table, newest, *_: newest)
     report = job.apply(before, CompactOptions())
     assert (report.decision, report.snapshot_lost) == ("compacted", True)
     after = open_table(made.uri)

@@ -13,7 +13,7 @@ from memwal_ops import run_job
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.expire import ExpireOptions
 from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind

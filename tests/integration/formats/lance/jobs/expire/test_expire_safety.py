@@ -18,7 +18,7 @@ from memwal_ops import open_table
 from memwal_ops.core import holds
 from memwal_ops.core.holds import EXPIRIES_FOLDER, HOLDS_FOLDER, Hold, take_hold
 from memwal_ops.errors import TableCorruptError, TableReplacedError, VersionGoneError
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.expire import ExpireOptions
 from memwal_ops.formats.lance.jobs.inspect import job as inspect

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.inspect.job import inspect
 from memwal_ops.formats.lance.wire.names import NamingScheme

@@ -22,7 +22,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.jobs.legacy import merge as legacy_merge
 from memwal_ops.formats.lance.options import MergeOptions
 from memwal_ops.memwal import read

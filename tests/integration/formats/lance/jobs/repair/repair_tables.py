@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops import open_table, run_job
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, commit_indexes
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.version_files import version_path
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.table import Table
 from memwal_ops.formats.lance.wire._pb import table_pb2

@@ -333,7 +333,7 @@ def read(monkeypatch: pytest.MonkeyPatch, manifests: Manifests, contents: Region
         assert arguments == ("the store", REGION, "the layout")
         return contents
 
-    monkeypatch.setattr(module, "read_region_contents", contents_of)
+    monkeypatch.setattr(module.generation_files, "read_region_contents", contents_of)
     monkeypatch.setattr(module, "check_identity", lambda *arguments: checked.append(arguments))
     evidence = evidence_of(manifests, **options)
     made = read_region_view(evidence, REGION)

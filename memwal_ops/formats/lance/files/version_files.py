@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
+from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import (
     INDICES_FOLDER,
@@ -29,13 +30,6 @@ from memwal_ops.formats.lance.wire.names import (
     version_manifest_name,
 )
 from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
-from memwal_ops.formats.lance.wire.version_manifest import (
-    SYSTEM_INDEX,
-    VersionManifest,
-    check_writable,
-    decode_version_manifest,
-    lance_major,
-)
 from memwal_ops.storage.api import LinkError, ObjectMeta, Store, concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.records import decode_record, encode_record
@@ -145,7 +139,7 @@ def is_left_by_checked_commit(store: Store, listed: VersionPage, path: str) -> b
 def is_of_checked_commit(store: Store, path: str) -> bool:
     """Whether a staged manifest is what a checked compaction stages, or is gone. One request."""
     try:
-        transaction = decode_version_manifest(store.get(path)).transaction
+        transaction = version_manifest.decode_version_manifest(store.get(path)).transaction
     except ObjectNotFoundError:
         return True
     except InvalidFormatError:
@@ -173,7 +167,7 @@ def version_path(version: int, naming: NamingScheme, *, folder: str = "") -> str
 
 def read_version_manifest(
     store: Store, version: int, naming: NamingScheme | None = None, *, folder: str = ""
-) -> VersionManifest:
+) -> version_manifest.VersionManifest:
     """Read one version's manifest; without ``naming`` both schemes are tried, the common one first.
 
     Raises ``InvalidFormatError``: it does not decode, or is that of another version; ``ObjectNotFoundError``.
@@ -190,7 +184,7 @@ def read_version_manifest(
         return read_version_manifest(store, version, NamingScheme.V1, folder=folder)
 
 
-def parent_version(version: VersionManifest) -> int | None:
+def parent_version(version: version_manifest.VersionManifest) -> int | None:
     """The version whose rows and columns this one changed: the one before it, or the one that it restores.
 
     0: none, as the table was overwritten. None: unknown, as its transaction is damaged, or not in the manifest.
@@ -211,7 +205,7 @@ def operation_of(transaction: table_pb2.Transaction) -> str:
     return next((name for number, name in _OPERATIONS.items() if number in present), "")
 
 
-def transaction_of(store: Store, version: VersionManifest) -> table_pb2.Transaction | None:
+def transaction_of(store: Store, version: version_manifest.VersionManifest) -> table_pb2.Transaction | None:
     """The transaction that made a version, from inside its manifest or from its file; None where it is gone."""
     if version.transaction is not None or not (file := version.manifest.transaction_file):
         return version.transaction
@@ -223,12 +217,15 @@ def transaction_of(store: Store, version: VersionManifest) -> table_pb2.Transact
     return transaction
 
 
-def decode_named(path: str, data: bytes) -> VersionManifest:
+def decode_named(path: str, data: bytes) -> version_manifest.VersionManifest:
     """Decode the manifest at a path.
 
     Raises ``InvalidFormatError``: it does not decode, or is of another version than in the file's name.
     """
-    manifest, name = decode_version_manifest(data), parse_version_manifest_name(path.rsplit("/", 1)[-1])
+    manifest, name = (
+        version_manifest.decode_version_manifest(data),
+        parse_version_manifest_name(path.rsplit("/", 1)[-1]),
+    )
     if name is not None and manifest.manifest.version != name.version:
         raise InvalidFormatError(f"it contains version {manifest.manifest.version} instead of {name.version}")
     return manifest
@@ -266,7 +263,7 @@ Known: TypeAlias = dict[bytes, tuple[set[str], set[str]]]
 """The keys of fragments, for a caller that reads many versions: most fragments are in many of them."""
 
 
-def references(version: VersionManifest, known: Known | None = None) -> References:
+def references(version: version_manifest.VersionManifest, known: Known | None = None) -> References:
     """The references of a manifest; on a branch, files of main have a base path, and only their names are used.
 
     Raises ``InvalidFormatError``: a deletion file of an unknown type.
@@ -279,7 +276,7 @@ def references(version: VersionManifest, known: Known | None = None) -> Referenc
     own: set[str] = set().union(*[here for here, _ in keys])
     others: set[str] = set().union(*[away for _, away in keys if away])
     for index in version.index_entries:
-        elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
+        elsewhere = index.HasField("base_id") or index.name.startswith(version_manifest.SYSTEM_INDEX)
         (others if elsewhere else own).add(index_key(index))
     if version.manifest.transaction_file:
         others.add(f"{TRANSACTIONS_FOLDER}/{version.manifest.transaction_file}")
@@ -342,11 +339,13 @@ def list_manifests_of_others(branch: Branch) -> dict[str, ObjectMeta]:
     return manifests if branch.name is None else manifests | list_manifests(branch.root)
 
 
-def decode_manifests(path: str, data: bytes) -> list[VersionManifest]:
+def decode_manifests(path: str, data: bytes) -> list[version_manifest.VersionManifest]:
     """The manifest at a path, or those in the record of an expiry; raises as :func:`decode_named`."""
     if not _is_record(path):
         return [decode_named(path, data)]
-    manifests = [(version, decode_version_manifest(one)) for version, one in decode_set_aside(data, path)]
+    manifests = [
+        (version, version_manifest.decode_version_manifest(one)) for version, one in decode_set_aside(data, path)
+    ]
     if any(shown.manifest.version != version for version, shown in manifests):
         raise InvalidFormatError("it has manifests of other versions than it names")
     return [shown for _, shown in manifests]
@@ -423,7 +422,7 @@ def decoded_references(path: str, data: bytes, known: Known) -> References:
     try:
         versions = decode_manifests(path, data)
         for version in versions:
-            check_writable(version.manifest)
+            version_manifest.check_writable(version.manifest)
         parts = [references(version, known) for version in versions]
     except InvalidFormatError as error:
         raise TableCorruptError(
@@ -474,12 +473,12 @@ class VersionWriter(NamedTuple):
     indexes: frozenset[tuple[str, int]]
 
     @classmethod
-    def of(cls, manifest: VersionManifest) -> VersionWriter:
+    def of(cls, manifest: version_manifest.VersionManifest) -> VersionWriter:
         """From a version's manifest."""
         writer, transaction = manifest.manifest.writer_version, manifest.transaction
         return cls(
             int(manifest.manifest.version),
-            lance_major(manifest.manifest),
+            version_manifest.lance_major(manifest.manifest),
             f"{writer.library} {writer.version}".strip() or "an unknown release",
             transaction is not None and JOB_PROPERTY in transaction.transaction_properties,
             transaction is None or not _maintains(transaction),
@@ -494,7 +493,7 @@ def _maintains(transaction: table_pb2.Transaction) -> bool:
     return not numbers.isdisjoint(_MAINTENANCE)
 
 
-def is_shared(manifest: VersionManifest) -> bool:
+def is_shared(manifest: version_manifest.VersionManifest) -> bool:
     """Whether another program is known to merge the table, too, or wrote rows of this, its newest version."""
     transaction = manifest.transaction
     if MERGED_ELSEWHERE in manifest.manifest.config or transaction is None:
