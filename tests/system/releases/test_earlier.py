@@ -206,6 +206,8 @@ def assert_covers(then: Any, now: Any, where: str) -> None:
 
 def assert_shape(then: Any, now: Any, where: str) -> None:
     """Every key of ``then`` is in ``now`` with a value of the same type, or with none."""
+    if "NoneType" in (then, now):
+        return
     if isinstance(then, dict):
         assert isinstance(now, dict), f"{where} is {now}, and was an object"
         for key, value in then.items():
@@ -215,7 +217,7 @@ def assert_shape(then: Any, now: Any, where: str) -> None:
         assert isinstance(now, list), f"{where} is {now}, and was a list"
         if then and now:
             assert_shape(then[0], now[0], f"{where}[]")
-    elif "NoneType" not in (then, now):
+    else:
         assert now == then, f"{where} is {now}, and was {then}"
 
 
