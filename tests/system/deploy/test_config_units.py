@@ -206,7 +206,7 @@ def test_the_probes_of_a_pod_speak_tls_where_its_service_does(
 
 
 def test_the_configuration_of_the_readme_runs_in_a_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (text,) = re.findall(r"^```yaml\n(tables:.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (text,) = re.findall(r"^```yaml\n(defaults:.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     file = tmp_path / "memwal.yaml"
     file.write_text(text)
     documents = [*yaml.safe_load_all(printed(capfd, "kubernetes", str(file)))]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import lance
 import pytest
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, commit_indexes
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs import expire, merge
@@ -25,6 +25,7 @@ from memwal_ops.memwal import RegionWriter
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.schemas import key_of
 from tests.support.tables.workload import Workload, assert_same, read_base
@@ -108,6 +109,20 @@ def claim_too_much(uri: str) -> None:
     assert isinstance(table, Table)
     details = with_catchup(table.index.details, {"id_idx": table.index.merged_generations})
     commit_indexes(table, IndexChange(details), CommitNote.new("faulty"))
+
+
+def test_who_made_each_version_of_a_compacted_table(tmp_path: Path) -> None:
+    """By itself, pylance cannot read the transaction of a compaction that rewrote an index."""
+    table = PlainTable(str(tmp_path / "t.lance")).create(rows=40, fragments=4, index=True)
+    assert run_job(table.uri, "compact").decision == "compacted"
+    environment = {"URI": table.uri}
+    (versions,) = Page("restore-a-table.md", environment).run("Look", 1)
+    assert "Rewrite by another writer 160 rows" in versions.splitlines()[-1]
+    page = Page("alerts/MemwalOpsConflicts.md", environment)
+    (command,) = [command for command in page.left[""] if "transaction_properties" in command]
+    made_by = page.follow(command)
+    assert made_by is not None
+    assert made_by.count("another writer") == len(versions.splitlines())
 
 
 def test_restore_a_table(tmp_path: Path) -> None:
