@@ -23,6 +23,8 @@ from tests.support.run_cli import run_here
         ("memwal.yaml", "Give a command: memwal-ops run --config memwal.yaml"),
         ("run memwal.yaml", "Give the file as an option: memwal-ops run --config memwal.yaml"),
         ("status memwal.yaml", "Give the file as an option: memwal-ops status --config memwal.yaml"),
+        ("history t.lance", "Give the table as an option: memwal-ops history --config FILE --table t.lance"),
+        ("cost memwal.yaml", "Give the file as an option: memwal-ops cost --config memwal.yaml"),
         ("config memwal.yaml", "Give a command: memwal-ops config check memwal.yaml"),
         ("compact t.lance --apply", "compact acts by itself; --dry-run plans."),
         ("merge t.lance --yes", "merge acts by itself; --dry-run plans."),

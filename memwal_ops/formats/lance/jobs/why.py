@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 _GENERATION = re.compile(r"[0-9]{1,20}")
-_OF_THE_BASE = "not a MemWAL object: deleted with the last version that refers to it"
+_OF_THE_BASE = "of the base table: deleted with the last version that refers to it"
 _GROUPED = {CandidateKind.WAL_ENTRY, CandidateKind.REGION_MANIFEST}
 
 
@@ -63,7 +63,7 @@ def explain(table: Table, target: str, options: RetentionOptions) -> Explanation
         if next(iter(table.store.list(path)), None) is None and table.store.head(path) is None:
             raise ObjectNotFoundError(
                 f"{target} does not exist in {table.location.uri}.",
-                remedy="Give a region id (memwal-ops inspect lists them), REGION/GENERATION, or a path in it.",
+                remedy="Give a path below the table, or REGION or REGION/GENERATION, as memwal-ops inspect lists them.",
             )
         candidates = [of_the_base(table, path, _why_in_base(table, path))]
     # A folder within a region is shown object by object.

@@ -116,8 +116,8 @@ def decode_region_manifest(data: bytes, *, region_id: UUID, version: int) -> Reg
         raise _corrupt(region_id, version, "is truncated or not a protobuf message") from error
     if message.version != version:
         raise _corrupt(region_id, version, f"contains version {message.version} instead")
-    if message.region_id.uuid != region_id.bytes:
-        raise _corrupt(region_id, version, f"belongs to another region ({message.region_id.uuid.hex() or 'none'})")
+    if (other := message.region_id.uuid) != region_id.bytes:
+        raise _corrupt(region_id, version, f"belongs to another region ({other.hex()})" if other else "is truncated")
     try:
         status = RegionStatus(message.status)
     except ValueError as error:

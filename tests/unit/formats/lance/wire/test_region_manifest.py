@@ -59,6 +59,7 @@ def test_unknown_fields_survive_a_change() -> None:
         (b"", "version 0"),
         (message(version=4), "version 4"),
         (message().SerializeToString()[:-3], "truncated"),
+        (memwal_pb2.RegionManifest(version=3).SerializeToString(), "is truncated"),
         (b"\xff" * 40, "not a protobuf"),
         (message(status=2), "status"),
         (message(current_generation=8), "generation 8"),

@@ -226,6 +226,7 @@ def test_the_keys_of_lost_rows_are_named(routed: tuple[str, Path]) -> None:
     assert run_job(uri, "merge").exit_code == 10
     (decision,) = run_job(uri, "repair").to_json()["decisions"]
     assert (decision["loss"]["rows"], decision["loss"]["keys"]) == (2, ["1", "2"])
+    assert decision["choices"][-1]["cost"].endswith("Older rows of these keys are visible again.")
     assert run_job(uri, "repair", accept_loss=True, apply=True).exit_code == 0
     assert_well(uri)
     assert values(uri) == {0: "first 0", 1: "first 0", 10: "second 0", 11: "second 1", 20: "logged"}
@@ -251,6 +252,7 @@ def test_manifests_that_are_older_than_the_log(routed: tuple[str, Path]) -> None
     hint_gone(uri, region.name)
     (decision,) = run_job(uri, "repair").to_json()["decisions"]
     assert (decision["check"], decision["loss"]["rows"]) == ("wal_epoch", 0)
+    assert decision["choices"][-1]["cost"].endswith("no row is lost."), "no older row of any key comes back"
     assert run_job(uri, "repair", accept_loss=True, apply=True).exit_code == 0
     assert_well(uri)
     assert values(uri) == expected
