@@ -44,12 +44,13 @@ def history(
     settings = load_settings(file) if state_dir is None else None
     path = os.path.join(state_dir or "", "history.sqlite") if settings is None else history_path(settings.config)
     recorded = History.open_to_read(path)
+    configured = () if settings is None else settings.tables
     try:
-        runs = recorded.runs(table=table, job=job, failed=failed, limit=limit)
+        uri = next((entry.uri for entry in configured if entry.name == table), None)
+        runs = recorded.runs(table=table, uri=uri, job=job, failed=failed, limit=limit)
         if not runs:
-            configured = () if settings is None else settings.tables
-            names = ({entry.name, entry.uri or entry.name} for entry in configured)
-            _check_known("table", table, recorded.tables().union(*names))
+            names = [name for entry in configured for name in (entry.name, entry.uri or entry.name)]
+            _check_known("table", table, recorded.tables().union(names))
             _check_known("job", job, recorded.jobs().union(*(entry.jobs for entry in configured)))
     finally:
         recorded.close()
@@ -81,9 +82,8 @@ def describe(runs: list[dict[str, Any]]) -> str:
         for run in runs
     ]
     headings = ("started (UTC)", "table", "job", "outcome", "decision", "seconds", "versions")
-    parts = [grid(headings, rows, words=("started (UTC)", "table", "job", "outcome", "decision", "versions"))]
-    parts += _errors([run for run in runs if run["error"] is not None])
-    return "\n".join(parts)
+    table = grid(headings, rows, words=("started (UTC)", "table", "job", "outcome", "decision", "versions"))
+    return "\n".join([table, *_errors([run for run in runs if run["error"] is not None])])
 
 
 def _errors(failed: list[dict[str, Any]]) -> list[str]:

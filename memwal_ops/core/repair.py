@@ -445,9 +445,8 @@ class _Run(Generic[TableT]):
         choices = _COMMON_CHOICES.get(finding.check) or self.job.choices.get(finding.check)
         choices, loss = choices or tuple(_default_choices(finding)), None if fix is None else fix.loss
         if fix is not None:
-            go_on = f"memwal-ops repair URI --accept-loss --apply: {fix.text}."
             older = "" if loss is not None and loss.rows == 0 else " Older rows of these keys are visible again."
-            choices = (*choices, Choice(go_on, f"Lost: {loss}.{older}"))
+            choices += (Choice(f"memwal-ops repair URI --accept-loss --apply: {fix.text}.", f"Lost: {loss}.{older}"),)
         self.report.decisions.append(OpenDecision(finding, why, choices, loss))
 
 

@@ -394,6 +394,7 @@ class History(HistoryFile):
         self,
         *,
         table: str | None = None,
+        uri: str | None = None,
         job: str | None = None,
         failed: bool = False,
         outcome: str | None = None,
@@ -401,15 +402,15 @@ class History(HistoryFile):
         limit: int = 50,
         offset: int = 0,
     ) -> list[dict[str, Any]]:
-        """Return runs as documents, the newest first.
+        """Return runs as documents, the newest first. ``table``: of this name or URI; ``uri``: and those of this one.
 
         ``before``: only those before the run with this number; ``offset``: without the newest so many.
         """
         wheres: list[str] = ["1"]
         values: list[Any] = []
         if table is not None:
-            wheres.append('("table"=? OR uri=?)')
-            values += [table, table]
+            wheres.append('("table"=? OR uri IN (?, ?))')
+            values += [table, table, uri]
         if job is not None:
             wheres.append("job=?")
             values.append(job)

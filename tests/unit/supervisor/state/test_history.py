@@ -200,6 +200,10 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(f"state_dir: {tmp_path}\ntables: [{{uri: /not/yet.lance}}]\n")
     configured = run_here(capfd, "history", "--config", str(tmp_path / "c.yaml"), "--table", "/not/yet.lance")
     assert (configured.code, configured.out) == (0, "No run.\n"), "configured, and not seen yet"
+    (tmp_path / "c.yaml").write_text(f"state_dir: {tmp_path}\ntables: [{{uri: /by/hand.lance, name: orders}}]\n")
+    history.add(uri="/by/hand.lance", job="merge", started=NOW, finished=NOW + MINUTE, outcome="succeeded")
+    by_hand = run_here(capfd, "history", "--config", str(tmp_path / "c.yaml"), "--table", "orders", "--json")
+    assert [run["uri"] for run in by_hand.document["runs"]] == ["/by/hand.lance"], "before the first of the service"
 
 
 def test_a_file_of_an_earlier_release_is_read_and_gets_the_columns_of_the_ledger(tmp_path: Path) -> None:
