@@ -47,13 +47,16 @@ class CheckResult:
         self.level = findings.worst((self.level, level))
         self.texts.append((level, text))
 
-    def compare(self, name: str, value: float, limits: tuple[float, float], unit: str = "", label: str = "") -> None:
-        """Compare a figure with its two limits; the text has ``label`` or else its name."""
+    def compare(
+        self, name: str, value: float | None, limits: tuple[float, float], unit: str = "", label: str = ""
+    ) -> None:
+        """Compare a figure with its two limits; the text has ``label`` or else its name. None: it is not known."""
         warning, critical = limits
-        level = findings.level_of(value, limits)
+        shown = "U" if value is None else f"{round(value):g}{unit}"
+        level = findings.OK if value is None else findings.level_of(value, limits)
         if level:
-            self.add(level, f"{label or name} {value:g}{unit}")
-        self.figures.append(f"{name}={value:g}{unit};{warning:g};{critical:g}")
+            self.add(level, f"{label or name} {shown}")
+        self.figures.append(f"{name}={shown};{warning:g};{critical:g}")
 
     def line(self, summary: str) -> str:
         """Return the output line: the messages, the worst first, or ``summary``; then the figures."""
@@ -145,7 +148,9 @@ def _table(uri: str, options: dict[str, str], limits: findings.Limits) -> tuple[
         result.add(findings.UNKNOWN, "no job of this table reports a backlog")
         return result, ""
     result.compare("generations", waiting, limits.waiting)
-    result.compare("oldest", round(backlog.amount("age") or 0), limits.age, "s")
+    result.compare("oldest", backlog.amount("age"), limits.age, "s")
+    for fault_of_log in findings.writer_findings({"uri": uri, "format": table.format.name, "backlog": figures}):
+        result.add(findings.level_of_finding(fault_of_log), fault_of_log["what"])
     if blocked := backlog.amount("blocked"):
         result.add(findings.CRITICAL, f"{counted_as(int(blocked), backlog.noun_of('blocked'))} blocked")
     elif (fault := last_run_fault_of(table, figures)) is not None:
@@ -247,8 +252,8 @@ def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     bad_indexes = bad_answers(table.get("answers", ()))
     for bad in bad_indexes:
         yield findings.CRITICAL if bad.wrong else findings.WARNING, f"{table['name']}: {bad.describe()}"
-    for writer_finding in findings.writer_findings(table):
-        yield findings.WARNING, f"{table['name']}: {writer_finding['what']}"
+    for fault_of_log in findings.writer_findings(table):
+        yield findings.level_of_finding(fault_of_log), f"{table['name']}: {fault_of_log['what']}"
     if table["look_error"]:
         yield findings.state_level(table), f"{table['name']} cannot be read: {table['look_error']}"
     for other, state in applicable_jobs(table).items():

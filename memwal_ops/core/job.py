@@ -32,23 +32,9 @@ Unit = Literal["count", "bytes", "seconds"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Role = Literal[
-    "backlog",
-    "age",
-    "behind",
-    "blocked",
-    "unflushed",
-    "unflushed_age",
-    "last_write",
-    "merged_elsewhere",
-    "table_rows",
-    "table_bytes",
-    "held",
-    "parts",
-    "versions",
-    "indexes",
-    "uncovered",
-    "lookup",
-]
+    "backlog", "age", "behind", "blocked", "unflushed", "unflushed_age", "last_write", "merged_elsewhere", "gone",
+    "table_rows", "table_bytes", "held", "parts", "versions", "indexes", "uncovered", "lookup",
+]  # fmt: skip
 """The meaning of a metric in every format: see :class:`MetricSpec`."""
 ROLES: tuple[Role, ...] = get_args(Role)
 BACKLOG_ROLES: tuple[Role, ...] = ("backlog", "age", "behind", "blocked")

@@ -92,6 +92,7 @@ runbooks/README.md.""",
             role="merged_elsewhere",
             detail=True,
         ),
+        "regions_gone": MetricSpec("count", "Regions that were merged, without a folder.", role="gone", detail=True),
         "regions_blocked": MetricSpec(
             "count", "Regions that the run could not merge completely.", "run", role="blocked"
         ),

@@ -201,6 +201,13 @@ class Table(GuardedTable):
         return self.branch_name is not None or bool(self.manifest.manifest.base_paths)
 
     @property
+    def regions_gone(self) -> int:
+        """How many regions have no folder any more: what they had not merged is lost."""
+        index, existing = self.index, self.regions.region_ids
+        known = 0 if existing or index.snapshot_ts_millis is None else index.num_regions
+        return 0 if self.inherits_progress else max(known, len(index.merged_generations.keys() - existing))
+
+    @property
     def branch_name(self) -> str | None:
         """The branch that the table's location is; None: main."""
         return self.manifest.manifest.branch or None

@@ -337,6 +337,10 @@ def writer_findings(table: Mapping[str, Any]) -> Iterator[Finding]:
     if other := backlog.amount("merged_elsewhere"):
         what = f"Another program, of Lance {other:.0f}, merges it, too, and may put older rows over newer ones."
         yield finding(OK, what, f"Let one program merge, or give merge accept_drained: {_inspect(table)}", _ELSEWHERE)
+    if gone := int(backlog.amount("gone") or 0):
+        what = f"What {text.counted(gone, 'region')} had not merged is lost: the folder is gone."
+        todo = "Restore it, unless it was left out of a copy: memwal-ops verify URI"
+        yield finding(WARNING, what, todo, None, uri=table["uri"])
     left, since = int(backlog.amount("unflushed") or 0), backlog.amount("last_write")
     if since is None:
         return

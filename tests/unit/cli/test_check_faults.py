@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.cli.check import table_faults
+from memwal_ops.cli.check import CheckResult, table_faults
 from memwal_ops.cli.status import _summary
 from memwal_ops.supervisor.observe.findings import CRITICAL, WARNING
 from tests.support import fleet
@@ -45,3 +45,10 @@ def test_the_rows_of_all_are_not_known_where_those_of_one_are_not() -> None:
         _summary({"level": "ok", "error": None} | table for table in tables) for tables in ([known], [known, unknown])
     ]
     assert [(summary["generations"], summary["rows"]) for summary in told] == [(2, known["backlog"]["rows"]), (3, None)]
+
+
+def test_a_figure_that_is_not_known_is_not_0() -> None:
+    """The oldest generation of a region that cannot be read has an age, but not 0 s; U is Nagios's word for it."""
+    result = CheckResult()
+    result.compare("oldest", None, (1800, 10_800), "s")
+    assert result.line("4 generations waiting") == "MEMWAL OK - 4 generations waiting | oldest=U;1800;10800"

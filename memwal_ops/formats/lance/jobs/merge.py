@@ -609,6 +609,7 @@ def backlog(table: Table) -> Mapping[str, float]:
         **{name: size for name in ("generations", "rows", "bytes") if (size := sizes[name]) is not None},
         "regions_behind": sizes["regions"] or 0,
         "blocked_regions": len(current.blocked),
+        "regions_gone": table.regions_gone,
         "unflushed_entries": log.entries,
         "unflushed_oldest_seconds": 0.0 if log.oldest is None else _age(log.oldest, now),
         **written,

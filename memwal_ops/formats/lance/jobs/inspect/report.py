@@ -397,11 +397,7 @@ def _unreadable(versions: Mapping[int, str]) -> str:
 
 
 def _how_far_behind(inspection: TableInspection) -> str:
-    table = inspection.table
-    gone = len(table.index.merged_generations.keys() - table.regions.region_ids)
-    if not inspection.regions and _has_snapshot(table):
-        gone = table.index.num_regions
-    if gone and not table.inherits_progress:
+    if gone := inspection.table.regions_gone:
         return f"PROBLEM: what {counted(gone, 'region')} had not merged is lost, without a folder (memwal-ops verify)."
     if not inspection.regions:
         return "No writer has opened a region yet: the base table has all rows."

@@ -97,7 +97,9 @@ def test_each_damage_is_found(
 
 
 @pytest.mark.parametrize("whole_log", [False, True])
-def test_a_region_that_is_gone_is_not_healthy(copy: tuple[str, str], whole_log: bool, tmp_path: Path) -> None:
+def test_a_region_that_is_gone_is_not_healthy(
+    copy: tuple[str, str], whole_log: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """What it had not merged is nowhere; a clone has the progress of its table, and never had its regions."""
     uri, region = copy
     run_job(uri, "merge")
@@ -108,6 +110,10 @@ def test_a_region_that_is_gone_is_not_healthy(copy: tuple[str, str], whole_log: 
     assert "PROBLEM: what" in run_job(uri, "inspect").describe()
     assert checks(clone)["progress_of_unknown_region"] == "info"
     assert "PROBLEM" not in run_job(clone, "inspect").describe()
+    checked = run_here(capfd, "check", "--nagios", uri)
+    assert checked.code == 1, checked.out
+    assert "had not merged is lost" in checked.out
+    assert run_here(capfd, "check", "--nagios", clone).code == 0
 
 
 def test_keys_that_stand_twice_are_found(tmp_path: Path) -> None:
