@@ -39,6 +39,7 @@ SCRIPTS = [
     "update_operation_doubles_keys.py",
     "updates_double_rows_beside_a_cleanup.py",
     "versions_fails_beside_a_cleanup.py",
+    "zones_of_nan_are_passed_over.py",
 ]
 
 

@@ -488,7 +488,7 @@ def _way_out(table: Table, index: BaseIndex, method: str) -> str:
         return f"Build it anew: memwal-ops catchup URI --index {index.name} --rebuild."
     if index.is_vector and table.log.keeps_codebooks:
         return f"Replace it by one with a new codebook: memwal-ops catchup URI --migrate-codebook {index.name} NEW."
-    return "The old one stays; memwal-ops verify URI --answers shows how well that answers."
+    return "The old one stays; memwal-ops verify URI --answers shows how well that answers. If badly, drop it."
 
 
 def _record(run: _Run, names: Collection[str]) -> frozenset[str]:
