@@ -65,7 +65,7 @@ _TEXT = """\
 #   memwal-ops run --config {file}
 {secrets}
 # The history of runs, and the lock of this service; one folder for each service on a machine.
-# Left out: $STATE_DIRECTORY, else ~/.local/state/memwal-ops, else /var/lib/memwal-ops if only that exists.
+# Left out: $STATE_DIRECTORY (systemd sets it), else ~/.local/state/memwal-ops.
 # state_dir: /var/lib/memwal-ops
 
 # The pages, /metrics and the API. In a container: 0.0.0.0, so that probes and Prometheus reach it.

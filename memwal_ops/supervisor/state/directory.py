@@ -34,11 +34,10 @@ def make_private(folder: str) -> None:
 
 
 def state_dir(config: Config, environ: Mapping[str, str] | None = None) -> str:
-    """Return the folder: as configured, else systemd's ``STATE_DIRECTORY``, else one in the user's home."""
-    environ = os.environ if environ is None else environ
+    """Return the folder: as configured, else that of the service whose ``environ`` it is, else of one that is asked."""
     if config.state_dir is not None:
         return os.path.abspath(os.path.expanduser(config.state_dir))
-    return default_state_dir(environ)
+    return default_state_dir(os.environ) if environ is None else default_state_dir(environ, unit="")
 
 
 def history_path(config: Config, environ: Mapping[str, str] | None = None) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from memwal_ops.places import default_state_dir
 from memwal_ops.supervisor.http.acting import Audit
-from memwal_ops.supervisor.state.directory import StateDir
+from memwal_ops.supervisor.state.directory import StateDir, state_dir
 from memwal_ops.supervisor.state.history import History
 
 
@@ -52,9 +53,10 @@ def test_commands_in_a_shell_find_the_state_folder_of_the_unit(tmp_path: Path) -
     """systemd gives STATE_DIRECTORY to the service alone: status, history, cost and plan have to find it without."""
     unit, home = tmp_path / "unit", tmp_path / "home/memwal-ops"
     shell = {"XDG_STATE_HOME": str(home.parent)}
-    assert default_state_dir(shell, str(unit)) == str(home), "there is none: it is made in the user's home"
+    assert default_state_dir(shell, unit=str(unit)) == str(home), "there is none: it is made in the user's home"
     unit.mkdir()
-    assert default_state_dir(shell, str(unit)) == str(unit)
-    assert default_state_dir({**shell, "STATE_DIRECTORY": "/given:/more"}, str(unit)) == "/given"
+    assert default_state_dir(shell, unit=str(unit)) == str(unit)
+    assert default_state_dir({**shell, "STATE_DIRECTORY": "/given:/more"}, unit=str(unit)) == "/given"
+    assert state_dir(Mock(state_dir=None), shell) == str(home), "a service that starts leaves the unit's alone"
     home.mkdir(parents=True)
-    assert default_state_dir(shell, str(unit)) == str(home), "the user has a service of their own"
+    assert default_state_dir(shell, unit=str(unit)) == str(home), "the user has a service of their own"
