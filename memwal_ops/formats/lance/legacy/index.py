@@ -338,8 +338,8 @@ class Draft:
 def check_mergeable(table: Table) -> None:
     """Refuse, before any work, a table to which :func:`merge_draft` cannot add rows.
 
-    Raises ``UnsupportedFeatureError``: as :func:`check_rewritable` and :func:`check_takes_rows`; stable row ids, whose
-    versions Lance keeps beside rows.
+    Raises ``UnsupportedFeatureError``: as :func:`commit.check_rewritable`, :func:`commit.check_takes_rows`; stable row
+    ids, whose versions Lance keeps beside rows.
     """
     commit.check_rewritable(table)
     commit.check_takes_rows(table)

@@ -75,7 +75,7 @@ def is_earlier(one: Moment, other: Moment) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """What is kept of a version. ``parent``: the one that it changed (:func:`parent_version`).
+    """What is kept of a version. ``parent``: the one that it changed (:func:`version_files.parent_version`).
 
     ``merged`` is None if it has no such index. ``specs``: ids of region specs. ``maintained``: names of indexes.
     """

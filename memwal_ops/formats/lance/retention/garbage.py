@@ -222,7 +222,7 @@ class NeededFiles:
         """Read every manifest that was not read before; list them again if one was deleted before it was read.
 
         ``young`` are paths of manifests that only their age keeps; those of ``without`` expire, and are not read.
-        Raises as :func:`read_references`; the result must not be used then.
+        Raises as :func:`version_files.read_references`; the result must not be used then.
         """
         while not (self._read_own(table, young, without) and self._read_others(table)):
             pass

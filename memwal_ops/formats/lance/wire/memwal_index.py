@@ -387,7 +387,7 @@ def check_fields(manifest: region_manifest.RegionManifest, specs: Iterable[memwa
 
 
 def as_rows(rows: pa.Table) -> list[Row]:
-    """The rows of a snapshot, with values of region fields as :func:`decode_field` has them."""
+    """The rows of a snapshot, with values of region fields as :func:`region_manifest.decode_field` has them."""
     columns = [[region_manifest.python_value(value) for value in column] for column in rows.columns]
     return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 

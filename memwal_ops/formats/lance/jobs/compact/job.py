@@ -162,7 +162,7 @@ class _Attempt:
     def run(
         self, executor: TaskExecutor, rows: int, max_bytes: int | None, context: RunContext, *, first: bool
     ) -> int | None:
-        """Plan (:meth:`Planner.tasks`), rewrite and commit; return the published version, or None: nothing to do."""
+        """Plan (:meth:`planning.Planner.tasks`), rewrite and commit; return the version, or None: nothing to do."""
         table, uri = self.table, self.table.location.uri
         table.refuse_damaged_deletions()
         with lance_errors("plan the compaction of", uri):
