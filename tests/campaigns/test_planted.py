@@ -74,7 +74,7 @@ def what_shows_the_progress_expires() -> Iterable[Patch]:
 
 def branch_taken_for_main() -> Iterable[Patch]:
     """Tags and branches of a branch that is opened by its path are looked for below the path."""
-    yield Patch(tables, "resolve_branch", lambda _, store, __: Branch(None, store))
+    yield Patch(tables.datasets, "resolve_branch", lambda _, store, __: Branch(None, store))
 
 
 def directory_of_a_flush_that_failed() -> Iterable[Patch]:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lance
@@ -226,7 +227,7 @@ def details_by_a_plain_commit() -> Iterable[Patch]:
         operation = lance.LanceOperation.CreateIndex([entry(change.uuid)], [entry(table.index.uuid)])
         return int(lance.LanceDataset.commit(table.location.uri, operation, read_version=table.version).version)
 
-    yield Patch(snapshot, "commit_indexes", commit)
+    yield Patch(snapshot, "commit", SimpleNamespace(**{**vars(snapshot.commit), "commit_indexes": commit}))
 
 
 @bug

@@ -249,7 +249,7 @@ def test_no_row_of_payload_is_broadcast(table: Workload, spark: SparkSession, mo
 
     monkeypatch.setattr(context, "parallelize", watched(parallelize))
     monkeypatch.setattr(context, "broadcast", watched(sending))
-    monkeypatch.setattr(engine, "run_parts", run)
+    monkeypatch.setattr(engine.stages, "run_parts", run)
     bulk_merge(spark, table.uri)
     (keys, is_tombstone), fragments, groups = sent
     assert pa.ipc.open_stream(keys).read_all().column_names == ["id"]
