@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -32,7 +32,7 @@ from obstore.store import LocalStore
 from memwal_ops import errors
 from memwal_ops.storage import api, metering
 from memwal_ops.storage.errors import RetryPolicy, call, translate
-from memwal_ops.storage.object_store import ObjectStore, checked_path
+from memwal_ops.storage.object_store import NO_SEGMENTS, ObjectStore, checked_path
 from memwal_ops.storage.probe import unsupported
 
 _PAGE = 1000
@@ -283,18 +283,21 @@ class LocalObjectStore(ObjectStore):
         self._refuse_links(path, set() if folders is None else folders)
         return path
 
+    def _check_of_batch(self) -> Callable[[str], str]:
+        return partial(self._checked, folders=set())
+
     def _folder(self, prefix: str) -> str:
         # Not checked like a name for obstore: every folder in a listing can itself be listed.
         folder = prefix.removesuffix("/")
-        if folder and not {"", ".", ".."}.isdisjoint(folder.split("/")):
+        if folder and not NO_SEGMENTS.isdisjoint(folder.split("/")):
             checked_path(folder)  # raises
         self._refuse_links(folder, set())
         return folder
 
     def _refuse_links(self, path: str, folders: set[str]) -> None:
-        """Raise ``LinkError`` if the path is, or contains, a link that is not followed, or is no regular file.
+        """Raise ``LinkError`` if the path is, or contains, a link that is not followed, or is not a regular file.
 
-        It passes the folders that were checked before, and adds others to them.
+        ``folders``: those that were checked before, which are not checked again; those of the path are added.
         """
         here = self._real_root
         for segment in path.split("/"):

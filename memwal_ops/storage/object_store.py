@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 
 import obstore
@@ -118,7 +117,7 @@ def delete_many(
     paths: Iterable[str],
     *,
     delete: Callable[[Sequence[str]], None],
-    check: Callable[[str], str],
+    check_of_batch: Callable[[], Callable[[str], str]],
     batch_size: int,
     policy: errors.RetryPolicy,
     delete_one: Callable[[str], None] | None = None,
@@ -128,7 +127,7 @@ def delete_many(
     Args:
         paths: consumed lazily.
         delete: sends one request; raises if any of its objects could not be deleted.
-        check: raises ``MemwalOpsError`` for a path that must not be deleted.
+        check_of_batch: the check of one batch; it raises ``MemwalOpsError`` for a path that must not be deleted.
         policy: for transient errors of one request.
         delete_one: deletes one object by another kind of request, for stores that may refuse batches.
 
@@ -139,7 +138,7 @@ def delete_many(
     broken: MemwalOpsError | None = None
     remaining = iter(paths)
     while batch := list(dict.fromkeys(islice(remaining, batch_size))):
-        allowed = []
+        allowed, check = [], check_of_batch()
         for path in batch:
             try:
                 check(path)
@@ -444,7 +443,7 @@ class ObjectStore:
         return delete_many(
             paths,
             delete=self._delete,
-            check=partial(self._checked, folders=set()),
+            check_of_batch=self._check_of_batch,
             batch_size=self._delete_batch,
             policy=self._retry,
             delete_one=self._delete_one,
@@ -483,17 +482,19 @@ class ObjectStore:
             raise InvariantViolatedError(f"{self._root} has no client.")
         return self._made_client
 
-    def _checked(self, path: str, folders: set[str] | None = None) -> str:
-        """The path, if it may be used; ``folders`` are those that the same call has checked."""
-        del folders
+    def _checked(self, path: str) -> str:
         return checked_path(path)
+
+    def _check_of_batch(self) -> Callable[[str], str]:
+        """:meth:`_checked` for the paths of one batch, which may remember what their paths have in common."""
+        return self._checked
 
     def _folder(self, prefix: str) -> str:
         return checked_path(prefix.removesuffix("/")) if prefix else ""
 
 
+NO_SEGMENTS = frozenset({"", ".", ".."})
 # Surrogates represent bytes of a file's name that are not UTF-8.
-_NO_SEGMENTS = frozenset({"", ".", ".."})
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -502,7 +503,7 @@ def checked_path(path: str) -> str:
 
     Raises ``InvalidUsageError``: it is not; nothing above the root can be named.
     """
-    if not _NO_SEGMENTS.isdisjoint(path.split("/")):
+    if not NO_SEGMENTS.isdisjoint(path.split("/")):
         raise InvalidUsageError(
             f"{path!r} is not an object path: it must be relative without empty, '.' or '..' parts."
         )

@@ -61,8 +61,8 @@ class AzureObjectStore(ObjectStore):
 
         return delete
 
-    def _checked(self, path: str, folders: set[str] | None = None) -> str:
-        return super()._checked(without_backslash(path), folders)
+    def _checked(self, path: str) -> str:
+        return super()._checked(without_backslash(path))
 
     def _folder(self, prefix: str) -> str:
         return super()._folder(without_backslash(prefix))

@@ -278,3 +278,20 @@ def test_a_refused_delete_is_reported(shared: Path) -> None:
     assert report.deleted == 1
     assert list(report.failed) == ["object"]
     assert (shared / "object").exists()
+
+
+def test_a_folder_that_becomes_a_link_is_seen_before_the_next_batch(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/kept").write_bytes(b"x")
+    (tmp_path / "root/data").mkdir(parents=True)
+    (tmp_path / "root/data/other").write_bytes(b"x")
+    store = open_store(resolve(str(tmp_path / "root")))
+
+    def paths() -> Iterator[str]:
+        yield from (f"data/{number}" for number in range(store._delete_batch))
+        (tmp_path / "root/data").rename(tmp_path / "root/before")
+        (tmp_path / "root/data").symlink_to(tmp_path / "elsewhere")
+        yield "data/kept"
+
+    assert list(store.delete_many(paths()).failed) == ["data/kept"]
+    assert (tmp_path / "elsewhere/kept").exists()
