@@ -143,9 +143,9 @@ class Actions:
     def _retry(self, entries: Iterable[tables.TableJob], by: str) -> dict[str, Any]:
         self._check_not_stopping()
         now, longest = self._scheduler.clock.now(), self._scheduler.settings.config.backoff.longest
-        found = [*entries]
-        entries = [entry for entry in found if not self._scheduler.is_paused(entry)]
-        if found and not entries:
+        requested = [*entries]
+        entries = [entry for entry in requested if not self._scheduler.is_paused(entry)]
+        if requested and not entries:
             raise ActionConflictError("It is paused: resume it first.")
         waiting = [
             entry

@@ -107,8 +107,11 @@ def changes(
         elif before.level != found.level:
             made.append(FindingChange("changed", found, before))
     made += [FindingChange("resolved", found) for group in gone.values() for found in group]
-    made.sort(key=lambda change: (change.found.level != "critical", change.found.table, change.found.what))
-    return sorted(made, key=lambda change: change.kind == "resolved")
+    return sorted(made, key=_order)
+
+
+def _order(change: FindingChange) -> tuple[bool, bool, str, str]:
+    return change.kind == "resolved", change.found.level != "critical", change.found.table, change.found.what
 
 
 def after(told: Mapping[str, TableFinding], made: Iterable[FindingChange]) -> dict[str, TableFinding]:

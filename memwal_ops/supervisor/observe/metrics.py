@@ -133,7 +133,9 @@ def _safe(text: str) -> str:
     if text.isprintable():
         return text
     # The backslash is an escape of the format itself.
-    return "".join(one if one.isprintable() else printable(one).replace("\\", "\\\\") for one in text)
+    return "".join(
+        character if character.isprintable() else printable(character).replace("\\", "\\\\") for character in text
+    )
 
 
 _INTERVAL_MILLISECONDS, _MIN_MILLISECONDS = 60_000, 100

@@ -27,7 +27,6 @@ from memwal_ops.core.outlook import next_run, rates_of
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.log import get_logger
-from memwal_ops.storage.locations import store_key
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.effective import Settings, TableSettings
 from memwal_ops.supervisor.events import EventListener
@@ -487,7 +486,7 @@ def _read_all(tables: Sequence[FoundTable], timeout: timedelta) -> dict[str, Tab
     registry.all_job_specs()
     by_store: dict[str, list[FoundTable]] = {}
     for table in tables:
-        by_store.setdefault(store_key(table.uri, table.settings.storage_options), []).append(table)
+        by_store.setdefault(table.store, []).append(table)
     for of_store in by_store.values():
         waiting: queue.SimpleQueue[FoundTable] = queue.SimpleQueue()
         for table in of_store:

@@ -130,7 +130,8 @@ class TableStatus(TypedDict):
     ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
 
     ``answers``: how well its indexes answer, by the last ``verify --answers``: the entries of its report, with
-    ``asked_at`` and ``asked_version``. ``..._seconds`` and ``labels``: of the configuration.
+    ``asked_at`` and ``asked_version``. ``expect_writes_seconds`` and ``labels``: of the configuration.
+    ``idle_poll_seconds``: while it is idle, a write is seen within this time.
     """
 
     name: str

@@ -256,8 +256,9 @@ _SECONDS_PER_TABLE, _MAX_IDLE_SECONDS = 0.06, 600.0
 _READ_AGAIN_SECONDS, _UNFLUSHED_SECONDS, _EXPECTED_PART = 3600.0, 900.0, 4
 
 
-# A poll that takes so long is set aside: it keeps its process, and its worker is free for others, of so many stores.
-_SLOW_SECONDS, _MAX_ASIDE = 5.0, 4
+# A poll that takes so long is set aside: it keeps its process, and its worker is free for others, of so many stores. A
+# request of a lease keeps no worker for longer, either.
+SLOW_SECONDS, _MAX_ASIDE = 5.0, 4
 
 
 @dataclass(slots=True)
@@ -366,7 +367,7 @@ class BacklogPolling:
         now = self._shared.clock.monotonic()
         asides = sum(worker.aside for worker, _ in self.in_flight)
         for worker, began in self.in_flight:
-            if asides < _MAX_ASIDE and not worker.aside and now - began > _SLOW_SECONDS:
+            if asides < _MAX_ASIDE and not worker.aside and now - began > SLOW_SECONDS:
                 worker.aside, asides = True, asides + 1
         while True:
             slots = {"free": bool(free(WATCH)), "aside": asides < _MAX_ASIDE}
@@ -384,7 +385,7 @@ class BacklogPolling:
                 asides += worker.aside
 
     def _store_of(self, state: TableState) -> _StorePolls:
-        key = locations.store_key(state.table.uri, state.table.settings.storage_options)
+        key = state.table.store
         return self._stores.setdefault(key, _StorePolls(local=key == locations.LOCAL_STORE))
 
     def on_result(self, request: int, result: Mapping[str, Any]) -> bool:
@@ -398,7 +399,7 @@ class BacklogPolling:
         if result["outcome"] == "succeeded":
             store.answered, store.hangs = now, False
         else:
-            store.hangs = not store.local and now - reading.began > _SLOW_SECONDS
+            store.hangs = not store.local and now - reading.began > SLOW_SECONDS
         self._shared.pools.spare = int(any(other.hangs for other in self._stores.values()))
         if result.get("used"):
             self._shared.recorder.add_poll(state.table.name, result["used"])

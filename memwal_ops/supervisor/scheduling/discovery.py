@@ -34,6 +34,11 @@ class FoundTable:
     uri: str
     settings: TableSettings
 
+    @property
+    def store(self) -> str:
+        """The key of its store (:func:`locations.store_key`)."""
+        return locations.store_key(self.uri, self.settings.storage_options)
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:

@@ -236,8 +236,7 @@ class DueJobs:
         """Queue the jobs whose trigger the figures meet, and those that restore an objective."""
         for entry in filter(state.applies_to, state.entries.values()):
             why = triggered_by(entry.settings, state.figures, entry.table.settings.objectives)
-            longest, now = self._shared.settings.config.backoff.longest, self._shared.clock.now()
-            if why is None or self._is_unproductive(entry, state) or ignores_triggers(entry, longest, now):
+            if why is None or self._is_unproductive(entry, state) or self._is_stopped(entry):
                 continue
             if began < entry.ended:
                 # Read before its last run ended: the backlog may be gone by now.
@@ -318,6 +317,9 @@ class DueJobs:
             if began < state.entries[name].ended or (self._shared.once and state.entries[name].state != tables.IDLE):
                 return None
         return "not_due" if entry.settings.has_nothing_to_do(state.figures) else None
+
+    def _is_stopped(self, entry: tables.TableJob) -> bool:
+        return ignores_triggers(entry, self._shared.settings.config.backoff.longest, self._shared.clock.now())
 
     def _is_done_elsewhere(self, entry: tables.TableJob, last: leases.LastRun) -> bool:
         shared = self._shared

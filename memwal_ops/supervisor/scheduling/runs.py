@@ -23,10 +23,9 @@ from memwal_ops.core.past_runs import PastRun
 from memwal_ops.core.registry import package_of
 from memwal_ops.errors import LeaseLostError, MemwalOpsError
 from memwal_ops.log import get_logger
-from memwal_ops.storage import locations
 from memwal_ops.storage.api import DiskFullError
 from memwal_ops.supervisor.scheduling import due
-from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
+from memwal_ops.supervisor.scheduling.backlogs import SLOW_SECONDS, BacklogPolling
 from memwal_ops.supervisor.scheduling.ranking import Ranking
 from memwal_ops.supervisor.scheduling.shared_state import SharedState
 from memwal_ops.supervisor.state import outcomes
@@ -356,27 +355,22 @@ class Dispatcher:
         )
 
 
-# A request of a lease that takes so long keeps no worker from other tables, and no other one of its store begins.
-_SLOW_SECONDS = 5.0
-
-
 class Starter:
     """Starts the jobs whose turn it is."""
 
     def __init__(self, shared: SharedState, ranking: Ranking, polling: BacklogPolling, ends: RunEnds) -> None:
         self._shared, self._ranking, self._polling, self._ends = shared, ranking, polling, ends
-        self._asked: dict[tuple[str, str], float] = {}  # when leases were requested, monotonic
         self._log = get_logger(__name__)
 
     def leasing(self, pool: Pool, mono: float) -> int:
         """Return how many jobs of a pool wait for their leases, but for those whose stores hang."""
-        leasing = [entry for key, entry in self._shared.leasing.items() if mono - self._asked[key] <= _SLOW_SECONDS]
+        leasing = (entry for entry in self._shared.leasing.values() if mono - entry.lease_requested <= SLOW_SECONDS)
         return sum(entry.settings.job.pool == pool for entry in leasing)
 
     def hangs(self, entry: TableJob, mono: float) -> bool:
         """Whether the store of a job has not answered a request of a lease for some time."""
-        slow = [other for key, other in self._shared.leasing.items() if mono - self._asked[key] > _SLOW_SECONDS]
-        return bool(slow) and _store_of(entry) in map(_store_of, slow)
+        slow = [other for other in self._shared.leasing.values() if mono - other.lease_requested > SLOW_SECONDS]
+        return bool(slow) and entry.table.store in {other.table.store for other in slow}
 
     def begin(self, entry: TableJob) -> None:
         """Start a job, once its lease is acquired."""
@@ -388,7 +382,7 @@ class Starter:
             return
         entry.state = LEASING
         self._shared.leasing[entry.key] = entry
-        self._asked[entry.key] = self._shared.clock.monotonic()
+        entry.lease_requested = self._shared.clock.monotonic()
         leases.acquire(
             entry.table, entry.settings.name, lambda result, error: self._on_lease_result(entry, result, error)
         )
@@ -483,10 +477,6 @@ class Starter:
         entry.state, entry.waiting, entry.attempted = RUNNING, None, now
         shared.runs[request.id] = entry
         self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
-
-
-def _store_of(entry: TableJob) -> str:
-    return locations.store_key(entry.table.uri, entry.table.settings.storage_options)
 
 
 def _leased(entry: TableJob, other: Lease | None) -> dict[str, Any]:

@@ -247,10 +247,12 @@ class Scheduler(SharedState):
     def step(self, seconds: float) -> None:
         """Wait for events for at most ``seconds``, handle them, then check the running jobs and start what is due."""
         self._loop.handle(seconds)
-        in_flight = [*self._polling.in_flight, *self.errands.in_flight]
-        self._loop.call(lambda: self._watchdog.check([*self.runs.values()], in_flight))
+        self._loop.call(self._check_runs)
         if not self.stopping:
             self._loop.call(self._dispatch)
+
+    def _check_runs(self) -> None:
+        self._watchdog.check([*self.runs.values()], [*self._polling.in_flight, *self.errands.in_flight])
 
     def _dispatch(self) -> None:
         self.errands.begin(self.pools.free)

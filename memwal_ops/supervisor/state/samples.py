@@ -42,7 +42,8 @@ class Sampler:
         for state in states:
             name, before = state.table.name, known.get(state.table.name)
             since = None if before is None else now - before[0]
-            if before and now - before[0] < (_UNCHANGED_SECONDS if before[2] is state.figures else every):
+            wait = _UNCHANGED_SECONDS if before and before[2] is state.figures else every
+            if before and since is not None and since < wait:
                 self._taken[name] = before
                 continue
             figures = figures_by_role(state)

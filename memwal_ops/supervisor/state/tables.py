@@ -105,7 +105,7 @@ class TableJob:
         not_before: it does not start before this time (wall clock).
         waiting: what it waits for: paused, window, backoff, breaker, budget, over_budget (that of the fleet), lease,
             worker, or earlier (an upstream job).
-        lease: the lease that this supervisor holds for it.
+        lease: the lease that this supervisor holds for it; ``lease_requested``: when it was requested, monotonic.
         renewed: when that was last renewed, monotonic; ``renew_at``: when to renew it next.
         other: the lease that another supervisor holds; ``other_since``: since when it has prevented a run.
         attempted: when its last run began, however that ended.
@@ -135,6 +135,7 @@ class TableJob:
     waiting: str | None = None
     run: RunState | None = None
     lease: Lease | None = None
+    lease_requested: float = 0.0
     renewed: float = 0.0
     renew_at: float = 0.0
     renewing: bool = False
