@@ -209,7 +209,7 @@ def _compared(found: CheckResult, tables: list[dict[str, Any]], limits: findings
     if unread < len(tables) or not tables:
         found.compare("worst_generations", most, limits.waiting, label=f"{where}: {noun}")
         oldest, which = _worst(tables, "age")
-        found.compare("worst_oldest", round(oldest), limits.age, "s", label=f"{which}: oldest")
+        found.compare("worst_oldest", oldest, limits.age, "s", label=f"{which}: oldest")
     found.figures += [f"tables={len(tables)}", f"not_read={unread}"]
     behind = f", at most {counted_as(int(most), noun)} waiting in one"
     return f"{counted(len(tables), 'table')}{behind}{f' ({where})' if most else ''}"

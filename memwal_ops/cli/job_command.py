@@ -373,7 +373,8 @@ def _parameter(formats: Mapping[str, Option], specs: Mapping[str, HasOptions]) -
     if option.kind is ValueType.FLAG:
         return click.Option([option.flags, option.name], is_flag=True, help=about)
     first = option.default_text()
-    others = [f"{name}: {text}" for name, one in formats.items() if (text := one.default_text()) not in {None, first}]
+    texts = {name: other.default_text() for name, other in formats.items()}
+    others = [f"{name}: {text}" for name, text in texts.items() if text not in {None, first}]
     if first is not None or others:
         about = f"{about}  [default: {'; '.join(filter(None, [first, *others]))}]"
     return click.Option(

@@ -117,9 +117,11 @@ def _instead_of_command(given: str, context: click.Context) -> str | None:
 
 def _instead_of_argument(given: str, context: click.Context) -> str | None:
     options = {name for parameter in context.command.params for name in parameter.opts}
-    table = "--table" in options and not given.endswith(_FILES)
-    words = "table as an option: {} --config FILE --table {}" if table else "file as an option: {} --config {}"
-    return f"Give the {words}".format(context.command_path, shlex.quote(given)) if "--config" in options else None
+    if "--config" not in options:
+        return None
+    if "--table" in options and not given.endswith(_FILES):
+        return f"Give the table as an option: {context.command_path} --config FILE --table {shlex.quote(given)}"
+    return f"Give the file as an option: {context.command_path} --config {shlex.quote(given)}"
 
 
 _UNEXPECTED = 1

@@ -443,10 +443,12 @@ class _Run(Generic[TableT]):
 
     def _add_decision(self, finding: verification.Inconsistency, why: str, fix: Fix[TableT] | None = None) -> None:
         choices = _COMMON_CHOICES.get(finding.check) or self.job.choices.get(finding.check)
-        choices, loss = choices or tuple(_default_choices(finding)), None if fix is None else fix.loss
+        choices, loss = choices or tuple(_default_choices(finding)), None
         if fix is not None:
+            loss = fix.loss
+            go_on = f"memwal-ops repair URI --accept-loss --apply: {fix.text}."
             older = "" if loss is not None and loss.rows == 0 else " Older rows of these keys are visible again."
-            choices += (Choice(f"memwal-ops repair URI --accept-loss --apply: {fix.text}.", f"Lost: {loss}.{older}"),)
+            choices = (*choices, Choice(go_on, f"Lost: {loss}.{older}"))
         self.report.decisions.append(OpenDecision(finding, why, choices, loss))
 
 

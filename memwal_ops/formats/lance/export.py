@@ -170,7 +170,7 @@ class LanceSink:
     @property
     def _opened(self) -> lance.LanceDataset:
         if self._dataset is None:
-            raise errors.TableNotFoundError(f"There is no table at {self._location.uri}.")
+            raise errors.TableNotFoundError(f"No table found at {self._location.uri}.")
         return self._dataset
 
     def _refresh(self) -> None:

@@ -365,7 +365,7 @@ def test_the_readme_configuration_is_good(tmp_path: Path) -> None:
     settings = load_settings(str(file), {})
     for table in settings.tables:
         deletes = {name: job.apply for name, job in table.jobs.items() if job.enabled and name in {"expire", "gc"}}
-        assert deletes == {"expire": True, "gc": True}, "whoever copies it has old versions deleted, in a database, too"
+        assert deletes == {"expire": True, "gc": True}, "a copy of it deletes old versions, in a database, too"
 
 
 def test_what_keeps_a_service_from_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

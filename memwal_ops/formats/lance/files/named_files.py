@@ -36,6 +36,8 @@ _TAIL_BYTES = 32 << 10
 _FEW = 8
 _CONCURRENT_READS = 16
 _LANCE_FILES = (".lance", ".idx")
+MISSING = "is missing"
+"""Why a file is damaged that does not exist."""
 _BITMAP = 1  # the type of a deletion file
 RESTORE = (
     "Restore the file from a backup; do not run gc or expire before that. If there is none, memwal-ops repair URI "
@@ -77,7 +79,7 @@ class Damage:
     @property
     def what(self) -> str:
         """The damage, as the beginning of a sentence."""
-        how = "" if self.why == "is missing" else f", which {self.why}"
+        how = "" if self.why == MISSING else f", which {self.why}"
         return f"{self.of}, the first is {self.path}{how}" if self.of else f"{self.path} {self.why}"
 
     @property

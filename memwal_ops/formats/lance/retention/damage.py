@@ -46,7 +46,7 @@ _UNSPECIFIC = (errors.StorageError, errors.ObjectNotFoundError)
 _CONCURRENT_READS = 16
 _MAX_FILES = 10_000
 _DECODED_BYTES = 1 << 30
-_MISSING = "is missing, although the newest version refers to it"
+_MISSING = f"{named_files.MISSING}, although the newest version refers to it"
 _MISPLACED = "is missing: pylance's compaction of this branch or clone wrote the index to {}, where no reader looks"
 _REBUILD = "memwal-ops catchup URI --rebuild builds the index anew; compact such tables by memwal-ops compact."
 _REBUILD_INDEX = "Build the index anew: memwal-ops catchup URI --index {} --rebuild; or restore the file from a backup."
@@ -300,7 +300,7 @@ class _Expected:
         """
         for file, meta in concurrently(_listed_now, [*self._files.values()], threads=_CONCURRENT_READS):
             if meta is None:
-                self._wrong[self._missing(file)] = "is missing"
+                self._wrong[self._missing(file)] = named_files.MISSING
             elif not isinstance(meta, LinkError):
                 self.see(meta)
         for folder in sorted(self._unseen):
@@ -308,7 +308,7 @@ class _Expected:
                 for meta in self.place.store.list(folder):
                     self.see(meta)
                 if folder in self._unseen:
-                    self._wrong[self.place.shown(folder)] = "is missing"
+                    self._wrong[self.place.shown(folder)] = named_files.MISSING
         unread = [(file, size) for name, (file, size) in self._to_open.items() if name not in sound]
         for (file, _), why in concurrently(_damage, unread, threads=_CONCURRENT_READS):
             if why is None:
@@ -435,7 +435,7 @@ def _worst(table: Table, wrong: Mapping[str, str]) -> named_files.Damage | None:
     path = min(wrong, key=lambda path: (path.startswith(INDICES_FOLDER), path))
     nouns = {_NOUNS.get(_folder_of(name), "") for name in wrong}
     noun = f"{nouns.pop() if len(nouns) == 1 else ''} files".lstrip()
-    state = "missing" if {*wrong.values()} == {"is missing"} else "missing or damaged"
+    state = "missing" if {*wrong.values()} == {named_files.MISSING} else "missing or damaged"
     several = f"{len(wrong):,} {noun} are {state}" if len(wrong) > 1 else ""
     return named_files.Damage(path, _folder_of(path), wrong[path], _rebuild_of(table, path), several)
 

@@ -247,7 +247,7 @@ def apply(table: Table | copies.Copy, options: IndexSnapshotOptions, context: Ru
         to.clean()
         return expected
     if isinstance(table, copies.Copy):
-        assert isinstance(to, copies.LocalFolder)  # noqa: S101 - see _destination
+        assert isinstance(to, copies.LocalFolder)  # noqa: S101 - _destination refuses a copy of a copy
         size = restore(table, to, advance)
         epoch, rows = expected.epoch, expected.rows
     else:
