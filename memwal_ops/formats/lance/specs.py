@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from memwal_ops.core import job
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import (
-    DebtSpec,
-    InitSpec,
-    JobSpec,
-    MetricSpec,
-    Saving,
-    maintain_job,
-    read_only_job,
-    repair_job,
-    verify_job,
-)
 from memwal_ops.core.options import RepairOptions
 from memwal_ops.formats.lance import options
 
 _JOBS = "memwal_ops.formats.lance.jobs"
 _WITH_REGIONS = frozenset({"region", "shard"})
 _WITH_LOG, _CURRENT = _WITH_REGIONS | {"legacy"}, _WITH_REGIONS | {"none"}
-_CONFLICTS = MetricSpec("count", "Commit conflicts of the run.", "run", "conflicts", per_job=True)
+_CONFLICTS = job.MetricSpec("count", "Commit conflicts of the run.", "run", "conflicts", per_job=True)
 
-MERGE = JobSpec(
+MERGE = job.JobSpec(
     name="merge",
     summary="Merge flushed generations into the base table.",
     help="""Merge the flushed generations of the table at URI into its base table.
@@ -49,60 +39,62 @@ runbooks/README.md.""",
     every=timedelta(minutes=10),
     when="generations >= 8 or bytes >= 256MiB",
     work="rows",
-    saves=(Saving("rows", "rows"),),
+    saves=(job.Saving("rows", "rows"),),
     objectives={"max_backlog_age": "oldest_age"},
     metrics={
-        "generations": MetricSpec(
+        "generations": job.MetricSpec(
             "count", "Flushed generations that are not merged.", exported="backlog_generations", role="backlog"
         ),
-        "rows": MetricSpec("count", "Unmerged rows, as recorded, or by their files.", exported="backlog_rows"),
-        "bytes": MetricSpec("bytes", "Unmerged bytes, as recorded, or by their files.", exported="backlog_bytes"),
-        "oldest_age": MetricSpec(
+        "rows": job.MetricSpec("count", "Unmerged rows, as recorded, or by their files.", exported="backlog_rows"),
+        "bytes": job.MetricSpec("bytes", "Unmerged bytes, as recorded, or by their files.", exported="backlog_bytes"),
+        "oldest_age": job.MetricSpec(
             "seconds", "Age of the oldest unmerged generation.", exported="backlog_oldest_seconds", role="age"
         ),
-        "regions_behind": MetricSpec("count", "Regions with an unmerged generation.", role="behind"),
-        "blocked_regions": MetricSpec(
+        "regions_behind": job.MetricSpec("count", "Regions with an unmerged generation.", role="behind"),
+        "blocked_regions": job.MetricSpec(
             "count", "Regions that cannot be merged completely.", exported="blocked_regions", role="blocked"
         ),
-        "unflushed_entries": MetricSpec(
+        "unflushed_entries": job.MetricSpec(
             "count",
             "Entries of the log whose rows no writer has flushed.",
             exported="unflushed_entries",
             role="unflushed",
             detail=True,
         ),
-        "unflushed_oldest_seconds": MetricSpec(
+        "unflushed_oldest_seconds": job.MetricSpec(
             "seconds",
             "Age of the oldest of these entries.",
             exported="unflushed_oldest_seconds",
             role="unflushed_age",
             detail=True,
         ),
-        "seconds_since_last_write": MetricSpec(
+        "seconds_since_last_write": job.MetricSpec(
             "seconds",
             "Seconds since a writer last wrote to the log.",
             exported="seconds_since_last_write",
             role="last_write",
             detail=True,
         ),
-        "merged_elsewhere": MetricSpec(
+        "merged_elsewhere": job.MetricSpec(
             "count",
             "Major release of Lance of another program that merges the table; none is known: absent.",
             exported="merged_elsewhere",
             role="merged_elsewhere",
             detail=True,
         ),
-        "regions_gone": MetricSpec("count", "Regions that were merged, without a folder.", role="gone", detail=True),
-        "regions_blocked": MetricSpec(
+        "regions_gone": job.MetricSpec(
+            "count", "Regions that were merged, without a folder.", role="gone", detail=True
+        ),
+        "regions_blocked": job.MetricSpec(
             "count", "Regions that the run could not merge completely.", "run", role="blocked"
         ),
-        "bytes_merged": MetricSpec("bytes", "Bytes of the generations merged.", "run", "merged_bytes"),
-        "rows_merged": MetricSpec("count", "Rows of the generations merged.", "run", "merged_rows"),
+        "bytes_merged": job.MetricSpec("bytes", "Bytes of the generations merged.", "run", "merged_bytes"),
+        "rows_merged": job.MetricSpec("count", "Rows of the generations merged.", "run", "merged_rows"),
         "conflicts": _CONFLICTS,
     },
     in_maintain=True,
 )
-CATCHUP = JobSpec(
+CATCHUP = job.JobSpec(
     name="catchup",
     summary="Bring indexes up to the newest rows.",
     help="""Bring the indexes of the table at URI up to the newest rows of its base, and correct index_catchup.
@@ -125,7 +117,7 @@ of them would answer worse; others: runbooks/README.md.""",
     enabled=True,
     every=timedelta(minutes=30),
     when="uncovered_rows >= 100000",
-    debt=DebtSpec(
+    debt=job.DebtSpec(
         when="indexes_urgent >= 1",
         due="indexes_due",
         nothing_due="No index lacks enough rows, or has too many segments.",
@@ -135,42 +127,42 @@ of them would answer worse; others: runbooks/README.md.""",
         skips=True,
         checks="merged_regions",
     ),
-    saves=(Saving("index_debt_rows", "rows"),),
+    saves=(job.Saving("index_debt_rows", "rows"),),
     objectives={"max_unindexed_rows": "uncovered_rows"},
     low_recall_options={"retrain": "auto"},
     hung_after=timedelta(hours=2),
     metrics={
-        "uncovered_rows": MetricSpec(
+        "uncovered_rows": job.MetricSpec(
             "count",
             "Rows that the least complete base index does not cover.",
             exported="uncovered_rows",
             role="uncovered",
         ),
-        "indexes": MetricSpec("count", "Base indexes.", role="indexes", detail=True),
-        "uncovered_fragments": MetricSpec("count", "Fragments that the least complete base index does not cover."),
-        "lookup_reads": MetricSpec(
+        "indexes": job.MetricSpec("count", "Base indexes.", role="indexes", detail=True),
+        "uncovered_fragments": job.MetricSpec("count", "Fragments that the least complete base index does not cover."),
+        "lookup_reads": job.MetricSpec(
             "count",
             "Segments and uncovered fragments that a look-up by the worst base index reads; without one, fragments.",
             role="lookup",
             detail=True,
         ),
-        "indexes_behind": MetricSpec(
+        "indexes_behind": job.MetricSpec(
             "count", "Base indexes that lack a fragment, or have too many segments.", detail=True
         ),
-        "indexes_due": MetricSpec("count", "Those of them that are worth a run by the schedule.", detail=True),
-        "indexes_urgent": MetricSpec("count", "Those of them that are worth a run at once.", detail=True),
-        "merged_regions": MetricSpec(
+        "indexes_due": job.MetricSpec("count", "Those of them that are worth a run by the schedule.", detail=True),
+        "indexes_urgent": job.MetricSpec("count", "Those of them that are worth a run at once.", detail=True),
+        "merged_regions": job.MetricSpec(
             "count",
             "Regions of which generations were merged: a catch-up records that indexes cover them.",
             detail=True,
         ),
-        "index_debt": MetricSpec("bytes", "Bytes of indexes that a catch-up would write.", detail=True),
-        "index_debt_rows": MetricSpec("count", "Rows that base indexes do not cover, of all indexes.", detail=True),
+        "index_debt": job.MetricSpec("bytes", "Bytes of indexes that a catch-up would write.", detail=True),
+        "index_debt_rows": job.MetricSpec("count", "Rows that base indexes do not cover, of all indexes.", detail=True),
         "conflicts": _CONFLICTS,
     },
     in_maintain=True,
 )
-COMPACT = JobSpec(
+COMPACT = job.JobSpec(
     name="compact",
     summary="Join small base fragments and drop deleted rows.",
     help="""Join small fragments of the table at URI, and rewrite those with many deleted rows.
@@ -189,7 +181,7 @@ Exit codes: 0 compacted, unchanged or dry_run; 41 answers_worse; others: runbook
     after=frozenset({"merge", "catchup"}),
     enabled=True,
     every=timedelta(hours=6),
-    debt=DebtSpec(
+    debt=job.DebtSpec(
         when="urgent_fragments > 0",
         due="due_fragments",
         nothing_due="No fragments are to be joined by their sizes, and none has too many deleted rows.",
@@ -199,31 +191,31 @@ Exit codes: 0 compacted, unchanged or dry_run; 41 answers_worse; others: runbook
         skips=True,
         checks="unchecked_segments",
     ),
-    saves=(Saving("due_fragments", "fragments"),),
+    saves=(job.Saving("due_fragments", "fragments"),),
     objectives={"max_fragments": "fragments"},
     hung_after=timedelta(hours=2),
     metrics={
-        "fragments": MetricSpec("count", "Fragments of the base table.", exported="fragments", role="parts"),
-        "table_rows": MetricSpec("count", "Live rows of the base table.", exported="table_rows", role="table_rows"),
-        "table_bytes": MetricSpec(
+        "fragments": job.MetricSpec("count", "Fragments of the base table.", exported="fragments", role="parts"),
+        "table_rows": job.MetricSpec("count", "Live rows of the base table.", exported="table_rows", role="table_rows"),
+        "table_bytes": job.MetricSpec(
             "bytes", "Bytes of the base table's data files.", exported="table_bytes", role="table_bytes"
         ),
-        "small_fragments": MetricSpec("count", "Fragments below the default target size of a compaction."),
-        "deleted_rows": MetricSpec("count", "Deleted rows that fragments still have.", exported="deleted_rows"),
-        "debt": MetricSpec("bytes", "Bytes that a compaction would write."),
-        "debt_read": MetricSpec("bytes", "Bytes of the data files that it would read.", detail=True),
-        "debt_rows": MetricSpec("count", "Rows that it would write.", detail=True),
-        "due_fragments": MetricSpec("count", "Fragments that it would rewrite.", detail=True),
-        "urgent_fragments": MetricSpec("count", "Fragments of which that is worth a run at once.", detail=True),
-        "unchecked_segments": MetricSpec(
+        "small_fragments": job.MetricSpec("count", "Fragments below the default target size of a compaction."),
+        "deleted_rows": job.MetricSpec("count", "Deleted rows that fragments still have.", exported="deleted_rows"),
+        "debt": job.MetricSpec("bytes", "Bytes that a compaction would write."),
+        "debt_read": job.MetricSpec("bytes", "Bytes of the data files that it would read.", detail=True),
+        "debt_rows": job.MetricSpec("count", "Rows that it would write.", detail=True),
+        "due_fragments": job.MetricSpec("count", "Fragments that it would rewrite.", detail=True),
+        "urgent_fragments": job.MetricSpec("count", "Fragments of which that is worth a run at once.", detail=True),
+        "unchecked_segments": job.MetricSpec(
             "count", "Segments of indexes that it checks for rows which earlier ones dropped.", detail=True
         ),
-        "bytes_compacted": MetricSpec("bytes", "Bytes of files that the run wrote.", "run"),
+        "bytes_compacted": job.MetricSpec("bytes", "Bytes of files that the run wrote.", "run"),
         "conflicts": _CONFLICTS,
     },
     in_maintain=True,
 )
-SNAPSHOT = JobSpec(
+SNAPSHOT = job.JobSpec(
     name="snapshot",
     summary="Store the state of all regions for readers.",
     help="""Store a snapshot of all regions of the table at URI in its MemWAL index.
@@ -248,12 +240,12 @@ runbooks/README.md.""",
     enabled=True,
     every=timedelta(minutes=15),
     metrics={
-        "snapshot_age": MetricSpec("seconds", "Age of the region snapshot.", exported="snapshot_age_seconds"),
+        "snapshot_age": job.MetricSpec("seconds", "Age of the region snapshot.", exported="snapshot_age_seconds"),
         "conflicts": _CONFLICTS,
     },
     in_maintain=True,
 )
-EXPIRE = JobSpec(
+EXPIRE = job.JobSpec(
     name="expire",
     summary="Delete old versions, and the files that only they need.",
     help="""Delete old base versions of the table at URI that no tag, branch or hold keeps.
@@ -281,22 +273,22 @@ Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; o
     after=frozenset({"merge", "catchup", "compact", "snapshot"}),
     every=timedelta(hours=6),
     work="bytes_held",
-    saves=(Saving("bytes_held", "bytes"),),
+    saves=(job.Saving("bytes_held", "bytes"),),
     objectives={"max_bytes_held": "bytes_held"},
     hung_after=timedelta(hours=2),
     metrics={
-        "versions": MetricSpec("count", "Base versions that exist.", exported="versions", role="versions"),
-        "bytes_held": MetricSpec(
+        "versions": job.MetricSpec("count", "Base versions that exist.", exported="versions", role="versions"),
+        "bytes_held": job.MetricSpec(
             "bytes",
             "Bytes of a plain table's files that its newest version does not need.",
             exported="held_bytes",
             role="held",
         ),
-        "bytes_collected": MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
+        "bytes_collected": job.MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
     },
     in_maintain=True,
 )
-GC = JobSpec(
+GC = job.JobSpec(
     name="gc",
     summary="Plan the deletion of garbage; with --apply, delete it.",
     help="""Collect the garbage of the table at URI.
@@ -320,17 +312,17 @@ some deletions failed; 28 the table may have been replaced since the plan; other
     after=frozenset({"merge", "catchup", "compact", "snapshot", "expire"}),
     every=timedelta(hours=1),
     metrics={
-        "merged_generations": MetricSpec(
+        "merged_generations": job.MetricSpec(
             "count",
             "Merged generations that a region manifest still lists, and for which gc does not wait any more.",
             exported="merged_generations",
         ),
-        "bytes_collected": MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
-        "objects_collected": MetricSpec("count", "Objects that gc deleted.", "run", "collected_objects"),
+        "bytes_collected": job.MetricSpec("bytes", "Bytes that gc and expire deleted.", "run", "collected_bytes"),
+        "objects_collected": job.MetricSpec("count", "Objects that gc deleted.", "run", "collected_objects"),
     },
     in_maintain=True,
 )
-ERASE = JobSpec(
+ERASE = job.JobSpec(
     name="erase",
     has_dates=True,
     summary="Delete rows for good, and prove that they are gone.",
@@ -361,11 +353,11 @@ runbooks/README.md.""",
     after=frozenset({"merge", "catchup", "compact", "snapshot", "expire", "gc"}),
     hung_after=timedelta(hours=2),
     metrics={
-        "rows_deleted": MetricSpec("count", "Rows that erase deleted.", "run", "erased_rows"),
-        "objects_deleted": MetricSpec("count", "Objects that erase deleted.", "run", "erased_objects"),
+        "rows_deleted": job.MetricSpec("count", "Rows that erase deleted.", "run", "erased_rows"),
+        "objects_deleted": job.MetricSpec("count", "Objects that erase deleted.", "run", "erased_objects"),
     },
 )
-MAINTAIN = maintain_job(
+MAINTAIN = job.maintain_job(
     summary="Run all jobs that apply to the table, in their order.",
     help="""Run all jobs that are due on the table at URI: merge, catchup, compact, snapshot, expire, gc.
 
@@ -383,7 +375,7 @@ Exit codes: 0 maintained, over_budget or dry_run; otherwise that of the first st
     hung_after=timedelta(hours=2),
     metrics={"conflicts": _CONFLICTS},
 )
-ADOPT = JobSpec(
+ADOPT = job.JobSpec(
     name="adopt",
     summary="Decide about a region or columns that block a merge.",
     help="""Decide about regions of the table at URI that are blocked by region_replaced, or schema_projection.
@@ -408,7 +400,7 @@ Exit codes: 0 planned, adopted or nothing_to_adopt; others: runbooks/README.md."
     deletes=True,
     by_hand=True,
 )
-INSPECT = read_only_job(
+INSPECT = job.read_only_job(
     name="inspect",
     summary="Show a table and its backlog.",
     help="""Show the table at URI: regions, generations, indexes and the backlog. Changes nothing.
@@ -424,7 +416,7 @@ Exit code 0 also if a region is blocked: inspect reports it, and does not fail."
     load_by_layout={"legacy": f"{_JOBS}.legacy.inspect"},
     from_export=True,
 )
-VERIFY = verify_job(
+VERIFY = job.verify_job(
     summary="Check the objects of a table; changes nothing.",
     help="""Check the table at URI: files of the newest version, older versions, region manifests, generations, logs,
 the MemWAL index, leases and holds. With --answers (and --deep), each index is asked for rows of every fragment, and
@@ -443,7 +435,7 @@ Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks
     after=frozenset({"merge", "catchup", "compact", "snapshot", "expire", "gc", "maintain"}),
     from_export=True,
 )
-REPAIR = repair_job(
+REPAIR = job.repair_job(
     options=RepairOptions,
     help="""Verify the table at URI, and fix each finding that has a provably safe fix: hints, references to merged
 generations without files, snapshots that cannot be read, stale catch-up entries, expired leases, transaction files,
@@ -465,7 +457,7 @@ runbooks/README.md.""",
     load=f"{_JOBS}.repair.fixes:JOB",
     load_by_layout={"legacy": f"{_JOBS}.repair.legacy:LEGACY_JOB"},
 )
-WHY = read_only_job(
+WHY = job.read_only_job(
     name="why",
     summary="Print why an object is kept, or is deletable.",
     help="""Print why a region, a generation or a file of the table at URI is kept, or is deletable. Changes nothing.
@@ -482,7 +474,7 @@ Exit codes: 0; 25 the target does not exist; others: runbooks/README.md.""",
     load=f"{_JOBS}.why",
     load_by_layout={"legacy": f"{_JOBS}.legacy.why"},
 )
-MIGRATE = JobSpec(
+MIGRATE = job.JobSpec(
     name="migrate",
     summary="Migrate a table to another layout of its MemWAL, or off DynamoDB.",
     help="""Migrate the table at URI to another layout of its MemWAL, or to plain S3. Safe to kill, and to repeat.
@@ -513,7 +505,7 @@ runbooks/README.md.""",
     deletes=True,
     by_hand=True,
 )
-INIT = InitSpec(
+INIT = job.InitSpec(
     summary="adds a MemWAL index to a Lance table, so that region-layout writers can use it; docs/jobs.md "
     "(Turning MemWAL on) lists what to consider first.",
     options=options.InitOptions,

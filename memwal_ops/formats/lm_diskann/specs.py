@@ -5,32 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from memwal_ops.core import options
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, repair_job, verify_job
-from memwal_ops.core.options import (
-    AnswersOptions,
-    CollectOptions,
-    EraseOptions,
-    MaintenanceOptions,
-    OptionError,
-    Options,
-    RepairOptions,
-    choice,
-    count,
-    duration,
-    flag,
-    group,
-    number,
-    size,
-    text,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaitOptions(Options):
+class WaitOptions(options.Options):
     """Options of all jobs that open the store."""
 
-    wait: timedelta = duration(
+    wait: timedelta = options.duration(
         timedelta(seconds=30), help="How long to wait for another writer or job before exiting as busy."
     )
 
@@ -39,39 +23,41 @@ class WaitOptions(Options):
 class IndexMergeOptions(WaitOptions):
     """Options of merge."""
 
-    max_bytes: int = size(64 << 20, minimum=1 << 16, help="Bytes of delta blocks per commit; about the memory used.")
+    max_bytes: int = options.size(
+        64 << 20, minimum=1 << 16, help="Bytes of delta blocks per commit; about the memory used."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexCatchupOptions(WaitOptions):
     """Options of catchup."""
 
-    batch: int = count(500, minimum=1, metavar="N", help="Deleted nodes per commit.")
-    max_rows: int = count(100_000, minimum=1, metavar="N", help="Rows of the followed table per commit.")
-    rebuild: bool = flag(
+    batch: int = options.count(500, minimum=1, metavar="N", help="Deleted nodes per commit.")
+    max_rows: int = options.count(100_000, minimum=1, metavar="N", help="Rows of the followed table per commit.")
+    rebuild: bool = options.flag(
         help="Compare all rows of the followed table, regardless of its history. Of an index that follows none: build "
         "the graph and its codebook anew."
     )
-    build_memory: int = size(4 << 30, minimum=1 << 20, help="Memory to build a graph anew in.")
+    build_memory: int = options.size(4 << 30, minimum=1 << 20, help="Memory to build a graph anew in.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexCompactOptions(WaitOptions):
     """Options of compact."""
 
-    max_bytes: int | None = size(
+    max_bytes: int | None = options.size(
         None, minimum=1, shown_default="all",
         help="Begin no commit after moving that many bytes of blocks; the next run continues.",
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexGcOptions(CollectOptions, WaitOptions):
+class IndexGcOptions(options.CollectOptions, WaitOptions):
     """Options of gc."""
 
 
 @dataclass(frozen=True)
-class IndexEraseOptions(EraseOptions):
+class IndexEraseOptions(options.EraseOptions):
     """Options of erase: a folder keeps no times, so no age is too low."""
 
     minimums = {}  # noqa: RUF012 - as the base class has it
@@ -81,7 +67,7 @@ class IndexEraseOptions(EraseOptions):
 class IndexSnapshotOptions(WaitOptions):
     """Options of snapshot."""
 
-    destination: str | None = text(
+    destination: str | None = options.text(
         None,
         positional=True,
         metavar="DEST",
@@ -93,61 +79,65 @@ class IndexSnapshotOptions(WaitOptions):
 class IndexWhyOptions(IndexGcOptions):
     """Options of why."""
 
-    target: str = text("", positional=True, metavar="PATH", help="The candidate to explain: nodes/17, or a file.")
+    target: str = options.text(
+        "", positional=True, metavar="PATH", help="The candidate to explain: nodes/17, or a file."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexMaintainOptions(MaintenanceOptions):
+class IndexMaintainOptions(options.MaintenanceOptions):
     """Options of maintain."""
 
-    merge: IndexMergeOptions = group(IndexMergeOptions, help="Options of merge.")
-    catchup: IndexCatchupOptions = group(IndexCatchupOptions, help="Options of catchup.")
-    compact: IndexCompactOptions = group(IndexCompactOptions, help="Options of compact.")
-    gc: IndexGcOptions = group(IndexGcOptions, help="Options of gc.")
+    merge: IndexMergeOptions = options.group(IndexMergeOptions, help="Options of merge.")
+    catchup: IndexCatchupOptions = options.group(IndexCatchupOptions, help="Options of catchup.")
+    compact: IndexCompactOptions = options.group(IndexCompactOptions, help="Options of compact.")
+    gc: IndexGcOptions = options.group(IndexGcOptions, help="Options of gc.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexInitOptions(Options):
+class IndexInitOptions(options.Options):
     """Options of init, which cannot be changed later."""
 
-    dimension: int = count(128, minimum=1, help="Floats per vector.")
-    index_metric: str = choice("l2", "l2", "cosine", help="The distance metric.")
-    links: int = count(
+    dimension: int = options.count(128, minimum=1, help="Floats per vector.")
+    index_metric: str = options.choice("l2", "l2", "cosine", help="The distance metric.")
+    links: int = options.count(
         70, minimum=4, help="R: maximum number of links of a node; fewer than 16 cost recall, 4 up to half of it."
     )
-    alpha: float = number(
+    alpha: float = options.number(
         1.2, minimum=1.0, metavar="X", help="Pruning parameter: a value above 1 also keeps longer links."
     )
-    search_list: int = count(
+    search_list: int = options.count(
         100,
         minimum=1,
         help="L: length of the candidate list of inserts, and the default for searches; many dimensions need more.",
     )
-    quantizer: str = choice("pq", "pq", "ternary", help="How the vectors of neighbours are compressed.")
-    table: str | None = text(None, metavar="URI", help="Follow this Lance table: catchup inserts its rows.")
-    column: str | None = text(None, metavar="NAME", help="The column of vectors of --table; gives the dimension.")
-    key: str | None = text(
+    quantizer: str = options.choice("pq", "pq", "ternary", help="How the vectors of neighbours are compressed.")
+    table: str | None = options.text(None, metavar="URI", help="Follow this Lance table: catchup inserts its rows.")
+    column: str | None = options.text(
+        None, metavar="NAME", help="The column of vectors of --table; gives the dimension."
+    )
+    key: str | None = options.text(
         None, metavar="NAME", help="The int64 column of --table that identifies rows. Default: stable row ids."
     )
 
     def validate(self) -> None:
         """Refuse a table without its column, and columns without a table."""
         if (self.table is None) != (self.column is None):
-            raise OptionError("{table} and {column} are given together, or not at all.", "table", "column")
+            raise options.OptionError("{table} and {column} are given together, or not at all.", "table", "column")
         if self.key is not None and self.table is None:
-            raise OptionError("{key} is a column of {table}, which is not given.", "key", "table")
+            raise options.OptionError("{key} is a column of {table}, which is not given.", "key", "table")
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexInspectOptions(Options):
+class IndexInspectOptions(options.Options):
     """Options of inspect."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexVerifyOptions(AnswersOptions, WaitOptions):
+class IndexVerifyOptions(options.AnswersOptions, WaitOptions):
     """Options of verify."""
 
-    min_recall: float = number(
+    min_recall: float = options.number(
         0.9, minimum=0, metavar="X", help="Recall of the nearest 10 rows, by distance, below which it is a finding."
     )
 
@@ -304,7 +294,7 @@ runbooks/README.md.""",
     },
 )
 REPAIR = repair_job(
-    options=RepairOptions,
+    options=options.RepairOptions,
     help="""Verify the index folder at URI, and fix each finding that has a provably safe fix.
 
 The published view is made again from the store, if the store has no findings of its own; rows are mapped to nodes

@@ -29,23 +29,7 @@ from memwal_ops.formats.lm_diskann.files import (
     io_error,
     log_path,
 )
-from memwal_ops.formats.lm_diskann.kernels.reading import (
-    BASE,
-    FILE_SHIFT,
-    GRAPH as GRAPH_FILE,
-    LOG,
-    SEARCH_STARTS,
-    WAYS,
-    Codebook,
-    Source,
-    Starts,
-    add_versions,
-    codebook_of,
-    gather,
-    place_of,
-    pool,
-    power,
-)
+from memwal_ops.formats.lm_diskann.kernels import reading
 from memwal_ops.formats.lm_diskann.kernels.searching import mark
 from memwal_ops.formats.lm_diskann.vectors import writable
 from memwal_ops.formats.lm_diskann.wire import I8, U4, U8, Frame, Parameters, State
@@ -118,17 +102,17 @@ class View:
     def __init__(self, folder: str, parameters: Parameters, cache_bytes: int = 0, overlay: int = 0) -> None:
         self.folder, self.parameters = folder, parameters
         size = parameters.layout.block_size
-        rows = power(max(WAYS, cache_bytes // size // 2 + 1))
-        self._pool = pool(rows + overlay, size)
+        rows = reading.power(max(reading.WAYS, cache_bytes // size // 2 + 1))
+        self._pool = reading.pool(rows + overlay, size)
         self._tags, self._stamps = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
-        self._overlay = np.zeros(power(2 * overlay + 2), np.int64)
+        self._overlay = np.zeros(reading.power(2 * overlay + 2), np.int64)
         self.counts = np.zeros(8, np.int64)
         self._files: tuple[int, int, int] | None = None
         self._current = os.path.join(folder, CURRENT)
         self._refreshed = b""
         """The content of ``CURRENT`` before the last refresh."""
         self._chosen: tuple[int, NDArray[Any], NDArray[np.int64]] | None = None
-        self._books: dict[int, Codebook] = {}
+        self._books: dict[int, reading.Codebook] = {}
         self._open()
 
     def _open(self) -> None:
@@ -171,7 +155,7 @@ class View:
             self._files = None
 
     def _load_base(self) -> None:
-        base = self.files[BASE]
+        base = self.files[reading.BASE]
         size = os.fstat(base).st_size
         if not size:
             raise _unreadable(self.folder, base_path(self.number))
@@ -203,7 +187,7 @@ class View:
         # Bases of earlier releases have none: as if they were those of all epochs before.
         self._counts: list[list[int]] = frame.array("counts", U8).reshape(-1, 4).tolist() or [self._counted(0, NEVER)]
         self._allowed: tuple[tuple[int, int, bytes], NDArray[np.bool_]] | None = None
-        self._starts: tuple[NDArray[np.int64], Starts] | None = None
+        self._starts: tuple[NDArray[np.int64], reading.Starts] | None = None
         self.book = vectors.empty(self.parameters)
         self._take_codebook(frame, self.state.codebook_id)
         self.delta_blocks, self.delta_nodes = 0, set[int]()
@@ -216,23 +200,23 @@ class View:
         self._tags[:] = -1
         self._source = self._new_source(slots, frame.epoch, len(history) + len(nodes))
         block_size = self.parameters.layout.block_size
-        at = (BASE << FILE_SHIFT) + frame.offsets.get("blocks", 0)
+        at = (reading.BASE << reading.FILE_SHIFT) + frame.offsets.get("blocks", 0)
         places = [history[:, 2].astype(np.int64) * block_size, at + block_size * np.arange(len(nodes))]
         versions = np.stack([np.concatenate([history[:, 0], nodes]), np.concatenate([history[:, 1], epochs])])
         order = np.lexsort((versions[1], versions[0]))
         self._add(versions[0, order], versions[1, order], np.concatenate(places)[order])
         self._count_deltas(nodes)
 
-    def _new_source(self, slots: NDArray[Any], epoch: int, versions: int) -> Source:
-        room = power(2 * versions + _ROOM)
-        return Source(
+    def _new_source(self, slots: NDArray[Any], epoch: int, versions: int) -> reading.Source:
+        room = reading.power(2 * versions + _ROOM)
+        return reading.Source(
             np.array(self.files, np.int32), slots, np.array([epoch], np.int64), np.zeros(2 * room, np.int64),
             np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64),
             self._pool, self._tags, self._stamps, self._overlay, self.counts,
         )  # fmt: skip
 
     @property
-    def source(self) -> Source:
+    def source(self) -> reading.Source:
         """The arrays by which compiled code finds blocks."""
         return self._source
 
@@ -243,9 +227,9 @@ class View:
         if held + len(nodes) > len(old.node):
             self._source = self._new_source(old.slots, int(old.limits[0]), held + len(nodes))
             self.counts[0] = 0
-            add_versions(self._source, old.node[:held], old.epoch[:held], old.place[:held])
+            reading.add_versions(self._source, old.node[:held], old.epoch[:held], old.place[:held])
         arrays = [np.ascontiguousarray(node, np.int64) for node in (nodes, epochs, places)]
-        add_versions(self._source, *arrays)
+        reading.add_versions(self._source, *arrays)
 
     def add_private(self, nodes: NDArray[Any], epoch: int, slots: NDArray[Any]) -> None:
         """Add versions that a transaction wrote to the graph and did not commit; :meth:`reload` discards them."""
@@ -318,7 +302,7 @@ class View:
             )
 
     def _apply_log(self) -> None:
-        log = self.files[LOG]
+        log = self.files[reading.LOG]
         size = os.fstat(log).st_size
         while size - self.end >= wire.HEADER_BYTES:
             magic, length = os.pread(log, 8, self.end), int.from_bytes(os.pread(log, 8, self.end + 8), "little")
@@ -347,7 +331,7 @@ class View:
         block_size = self.parameters.layout.block_size
         nodes = frame.array("dnodes", U8)
         if len(nodes):
-            start = (LOG << FILE_SHIFT) + at + frame.offsets["blocks"]
+            start = (reading.LOG << reading.FILE_SHIFT) + at + frame.offsets["blocks"]
             self._add(nodes, np.full(len(nodes), frame.epoch), start + block_size * np.arange(len(nodes)))
             self._count_deltas(nodes)
         moves = frame.array("moves", U8).reshape(-1, 3)
@@ -409,14 +393,14 @@ class View:
             self.book = vectors.decode(frame.sections["codebook"].copy(), self.parameters)
             self._books = {**dict([*self._books.items()][-_BOOKS:]), number: self.book}
 
-    def book_at(self, starts: Starts, epoch: int) -> Codebook | None:
+    def book_at(self, starts: reading.Starts, epoch: int) -> reading.Codebook | None:
         """The codebook of the links at an epoch whose entry points these are.
 
         None: it was replaced before this process opened the index, and published views have the current one only.
         """
         if epoch == self.epoch or not len(starts.nodes):
             return self.book
-        number = codebook_of(self.source, self.parameters.layout, starts.nodes[0], epoch)
+        number = reading.codebook_of(self.source, self.parameters.layout, starts.nodes[0], epoch)
         return self._books.get(number)
 
     @property
@@ -439,7 +423,7 @@ class View:
         epochs, counts = np.unique(there[:, 1], return_counts=True)
         return int(there[there[:, 1] == epochs[counts.argmax()], 0].max()) + 1 if len(there) else 0
 
-    def starts(self, epoch: int) -> Starts | None:
+    def starts(self, epoch: int) -> reading.Starts | None:
         """The entry points at an epoch, with their vectors, read when they change; None: a block is unreadable."""
         nodes = self.entries(epoch)
         held = self._starts
@@ -481,7 +465,7 @@ class View:
         size = self.parameters.layout.block_size
         differ = []
         for node, slot, epoch in zip(nodes.tolist(), slots.tolist(), epochs.tolist(), strict=True):
-            place, _ = place_of(self._source, size, node, epoch)
+            place, _ = reading.place_of(self._source, size, node, epoch)
             if place != slot * size:
                 differ.append(node)
         return differ
@@ -502,22 +486,23 @@ class View:
         """Check that the graph is that of this index. Raises ``TableCorruptError``."""
         size = self.parameters.layout.block_size
         places = self._sample[:, :2].tolist()
-        there = [place_of(self._source, size, node, self.epoch)[0] == slot * size for node, slot in places]
+        there = [reading.place_of(self._source, size, node, self.epoch)[0] == slot * size for node, slot in places]
         check_identity(self.files[0], self.folder, size, self._sample[np.array(there, np.bool_)])
 
     def fail(self, graph: str = GRAPH) -> IndexCorruptError:
         """The error for the block that was read last and is damaged."""
         node, place = int(self.counts[5]), int(self.counts[6])
-        file, offset = place >> FILE_SHIFT, place & ((1 << FILE_SHIFT) - 1)
-        name = graph if file == GRAPH_FILE else log_path(self.number) if file == LOG else base_path(self.number)
+        file, offset = place >> reading.FILE_SHIFT, place & ((1 << reading.FILE_SHIFT) - 1)
+        own = log_path(self.number) if file == reading.LOG else base_path(self.number)
+        name = graph if file == reading.GRAPH else own
         return IndexCorruptError(f"The block of node {node} at byte {offset} of {name} in {self.folder} is damaged.")
 
 
-def read_starts(view: View, nodes: NDArray[np.int64], epoch: int) -> Starts | None:
+def read_starts(view: View, nodes: NDArray[np.int64], epoch: int) -> reading.Starts | None:
     """Entry points with their vectors, without those that do not exist at the epoch; None: a block is unreadable."""
     nodes, vectors = nodes.copy(), np.empty((len(nodes), view.parameters.dimension), np.float32)
-    count = gather(view.source, view.parameters.layout, nodes, epoch, vectors, np.empty(len(nodes), np.int64))
-    return None if count < 0 else Starts(nodes[:count], vectors[:count], SEARCH_STARTS)
+    count = reading.gather(view.source, view.parameters.layout, nodes, epoch, vectors, np.empty(len(nodes), np.int64))
+    return None if count < 0 else reading.Starts(nodes[:count], vectors[:count], reading.SEARCH_STARTS)
 
 
 def _text(frame: Frame) -> str:

@@ -55,7 +55,7 @@ BUGS: dict[str, Bug] = {
     "the_oldest_write_wins": Bug(_COLLAPSE, 'newest = ages[grouped.column(f"{_AGE}_max")', 'newest = ages[grouped.column(f"{_AGE}_min")', _MERGE),
     "deleted_rows_are_merged": Bug(_COLLAPSE, "is_upsert = is_winner & ~tombstones", "is_upsert = is_winner", _MERGE),
     "superseded_rows_stay": Bug(_REWRITE, "    if addresses.size == 0:\n", "    if addresses.size < 3:\n", _MERGE),
-    "no_rows_are_superseded": Bug("engines.merge.locate", "addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())", "addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())[1:]", _MERGE),
+    "no_rows_are_superseded": Bug("engines.merge.locate", "addresses = np.sort(hits.column(datasets.ROW_ADDRESS).to_numpy())", "addresses = np.sort(hits.column(datasets.ROW_ADDRESS).to_numpy())[1:]", _MERGE),
     "a_deletion_takes_the_next_row": Bug(_REWRITE, "offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()", "offsets = (rows & np.uint64(0xFFFF_FFFF) ^ np.uint64(1)).tolist()", _MERGE),
     "rows_are_merged_beside_fixed_dictionaries": Bug("commit.commit", "if columns := fixed_dictionaries(table):", "if (columns := fixed_dictionaries(table)) and not columns:", {"layout": "legacy", "file": "legacy", "column": "dictionary", "job": "merge"}),
     # Answers.

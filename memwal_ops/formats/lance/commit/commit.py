@@ -52,27 +52,10 @@ from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 from memwal_ops.formats.lance.files.version_files import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.generations.backlog import raised
 from memwal_ops.formats.lance.retention.merged_since import drop_contradicted
+from memwal_ops.formats.lance.wire import memwal_index, version_manifest
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.memwal_index import (
-    decode_memwal_index,
-    find_memwal_entry,
-    merge_progress,
-    stamp_progress,
-    with_details,
-)
 from memwal_ops.formats.lance.wire.names import DETACHED, NamingScheme, detached_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, with_region_records
-from memwal_ops.formats.lance.wire.version_manifest import (
-    FRAGMENT_REUSE,
-    NO_TRANSACTION_FILES,
-    POSITIONS,
-    TABLE_CONFIG,
-    VersionManifest,
-    check_next,
-    check_writable,
-    decode_version_manifest,
-    encode_version_manifest,
-)
 from memwal_ops.storage.locations import LOCAL
 from memwal_ops.storage.probe import probe_conditional_writes
 
@@ -88,7 +71,7 @@ if TYPE_CHECKING:
 class LocalBuild(NamedTuple):
     """A version that pylance built, and the content of its transaction file; None: that is in the table."""
 
-    version: VersionManifest
+    version: version_manifest.VersionManifest
     transaction: bytes | None
 
 
@@ -102,7 +85,7 @@ def build_locally(table: Table, transaction: lance.Transaction) -> LocalBuild | 
         with _folder_with(table, table.manifest) as folder, lance_errors("build the new version of", str(folder)):
             dataset = lance.LanceDataset.commit(lance.dataset(folder), transaction, detached=True)
             name = detached_manifest_name(int(dataset.version))
-            built = decode_version_manifest((folder / VERSIONS_FOLDER / name).read_bytes())
+            built = version_manifest.decode_version_manifest((folder / VERSIONS_FOLDER / name).read_bytes())
             if any(map(_lacks_coverage, built.index_entries)):
                 return None
             content = (folder / TRANSACTIONS_FOLDER / built.manifest.transaction_file).read_bytes()
@@ -119,7 +102,7 @@ def _lacks_coverage(entry: table_pb2.IndexMetadata) -> bool:
     return bool(entry.fields) and not entry.fragment_bitmap
 
 
-def open_locally(table: Table, version: VersionManifest) -> tuple[list[int], set[str]] | None:
+def open_locally(table: Table, version: version_manifest.VersionManifest) -> tuple[list[int], set[str]] | None:
     """Fragment ids and names of indexes of a version, as pylance reads them from its manifest.
 
     Returns:
@@ -139,14 +122,14 @@ def fragments_and_indexes(dataset: lance.LanceDataset) -> tuple[list[int], set[s
 
 
 @contextmanager
-def _folder_with(table: Table, version: VersionManifest) -> Iterator[Path]:
+def _folder_with(table: Table, version: version_manifest.VersionManifest) -> Iterator[Path]:
     """A temporary folder with that manifest, byte by byte as it is published."""
     if table.location.scheme in LOCAL:
         raise OSError("a local table is its own folder")
     with tempfile.TemporaryDirectory(prefix="memwal-ops-commit-", ignore_cleanup_errors=True) as name:
         path = Path(name, version_path(int(version.manifest.version), table.naming))
         path.parent.mkdir()
-        path.write_bytes(encode_version_manifest(version))
+        path.write_bytes(version_manifest.encode_version_manifest(version))
         yield Path(name)
 
 
@@ -163,7 +146,7 @@ def opened_with(
         StorageError: the manifest cannot be written or opened.
     """
     transaction = note.transaction(table.version)
-    kept = [entry for entry in table.manifest.index_entries if entry.name == FRAGMENT_REUSE]
+    kept = [entry for entry in table.manifest.index_entries if entry.name == version_manifest.FRAGMENT_REUSE]
     section = table_pb2.IndexSection(indices=[*kept, *entries])
     transaction.create_index.new_indices.extend(section.indices)
     manifest = deepcopy(table.manifest.manifest)
@@ -218,7 +201,7 @@ class IndexChange:
         changed = with_region_records(manifest, self.records)
         if self.config:
             changed.config.update(self.config)
-            changed.writer_feature_flags |= TABLE_CONFIG
+            changed.writer_feature_flags |= version_manifest.TABLE_CONFIG
         return changed
 
 
@@ -229,9 +212,9 @@ def check_rewritable(table: Table) -> None:
         TableCorruptError: the values of a dictionary column are lost.
         UnsupportedFeatureError: unknown writer feature flags or manifest fields (S3-013).
     """
-    check_writable(table.manifest.manifest)
-    check_next(table.manifest.manifest)
-    encode_version_manifest(table.manifest)
+    version_manifest.check_writable(table.manifest.manifest)
+    version_manifest.check_next(table.manifest.manifest)
+    version_manifest.encode_version_manifest(table.manifest)
 
 
 def check_committable(table: Table) -> None:
@@ -306,7 +289,9 @@ def commit_strict(
     check_committable(table)
     with _built_by_pylance(table, operation, note) as built:
         _refuse_rebased(table, built.version, table.version + 1)
-        stamped = stamp_progress(built.version, table.manifest, progress, version=table.version + 1, records=records)
+        stamped = memwal_index.stamp_progress(
+            built.version, table.manifest, progress, version=table.version + 1, records=records
+        )
         data = _encoded(table, stamped)
         _refuse_unreadable(table, stamped)
         _publish(table, stamped, data, built.transaction)
@@ -354,7 +339,7 @@ def publish_change(
     return table
 
 
-def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.Transaction) -> int:
+def commit_built(table: Table, content: version_manifest.VersionManifest, transaction: table_pb2.Transaction) -> int:
     """Publish a version that was built here, and not by pylance, as exactly the version after ``table.version``.
 
     Args:
@@ -406,7 +391,7 @@ def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, n
 
     Returns: the new version. Raises: as :func:`commit_built`.
     """
-    old = find_memwal_entry(table.manifest.indexes)
+    old = memwal_index.find_memwal_entry(table.manifest.indexes)
     if old is None:
         raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} has no MemWAL index.")
     new = next_entry(old, details, table.version)
@@ -420,7 +405,7 @@ def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, n
 
 def next_entry(old: table_pb2.IndexMetadata, details: bytes, read_version: int) -> table_pb2.IndexMetadata:
     """The MemWAL entry with other details, under a new id, as Lance writes it at each change."""
-    entry = with_details(old, details, read_version)
+    entry = memwal_index.with_details(old, details, read_version)
     entry.uuid.uuid = uuid.uuid4().bytes
     entry.created_at = int(time.time() * 1000)
     return entry
@@ -436,7 +421,7 @@ def _serialized(transaction: table_pb2.Transaction) -> bytes:
     return transaction.SerializeToString(deterministic=True)
 
 
-def _publish(table: Table, built: VersionManifest, data: bytes, transaction: bytes | None) -> None:
+def _publish(table: Table, built: version_manifest.VersionManifest, data: bytes, transaction: bytes | None) -> None:
     """Publish ``data`` as the version after ``table``'s, right after a check that all it is built on is there.
 
     ``transaction`` is the content of its transaction file; None: pylance wrote that. Releases that find no transaction
@@ -451,23 +436,23 @@ def _publish(table: Table, built: VersionManifest, data: bytes, transaction: byt
         refuse_missing_files(table, added)
         refuse_wrong_deletions(table, built, added)
         if _raised_progress(table, built):
-            drop_contradicted(table, merge_progress(table.manifest.indexes))
+            drop_contradicted(table, memwal_index.merge_progress(table.manifest.indexes))
         refuse_if_not_newest(table, table.version + 1)
         publish(table, data, table.version + 1)
 
 
-def _published(table: Table, built: VersionManifest) -> int:
+def _published(table: Table, built: version_manifest.VersionManifest) -> int:
     """The number of the published version, once it is known to be in the table's history."""
     verify_in_history(table, built, _raised_progress(table, built))
     advance_hint(table, table.version + 1)
     return table.version + 1
 
 
-def _raised_progress(table: Table, built: VersionManifest) -> Mapping[UUID, int]:
-    before = merge_progress(table.manifest.indexes)
+def _raised_progress(table: Table, built: version_manifest.VersionManifest) -> Mapping[UUID, int]:
+    before = memwal_index.merge_progress(table.manifest.indexes)
     return {
         region_id: generation
-        for region_id, generation in merge_progress(built.indexes).items()
+        for region_id, generation in memwal_index.merge_progress(built.indexes).items()
         if generation > before.get(region_id, 0)
     }
 
@@ -478,16 +463,16 @@ def _changed_section(
     """The index section after ``change``, which ``operation`` is filled to describe."""
     old = table.manifest.indexes or table_pb2.IndexSection()
     removed = [entry for entry in old.indices if entry.uuid.uuid in {removed_id.bytes for removed_id in change.removed}]
-    memwal = find_memwal_entry(old)
+    memwal = memwal_index.find_memwal_entry(old)
     if memwal is None or memwal in removed or len(removed) != len(change.removed):
         raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} lacks an index to be replaced.")
-    entry = with_details(memwal, change.details.SerializeToString(deterministic=True), version)
+    entry = memwal_index.with_details(memwal, change.details.SerializeToString(deterministic=True), version)
     if change.uuid is not None:
         entry.uuid.uuid = change.uuid.bytes
     elif change.details.HasField("inline_snapshots") or not change.details.num_regions:
         entry.uuid.uuid = uuid.uuid4().bytes
     entry.created_at = int(time.time() * 1000)
-    if decode_memwal_index(entry).merged_generations != table.index.merged_generations:
+    if memwal_index.decode_memwal_index(entry).merged_generations != table.index.merged_generations:
         raise InvariantViolatedError("A change of indexes must not change the merge progress.")
     operation.removed_indices.extend([memwal, *removed])
     operation.new_indices.extend([entry, *change.added])
@@ -498,25 +483,29 @@ def _changed_section(
     return section
 
 
-def _next_version(parent: VersionManifest, transaction: table_pb2.Transaction) -> VersionManifest:
+def _next_version(
+    parent: version_manifest.VersionManifest, transaction: table_pb2.Transaction
+) -> version_manifest.VersionManifest:
     """The manifest after ``parent``; its transaction is stored in the same place as the parent's."""
     manifest = deepcopy(parent.manifest)
     manifest.version += 1
     manifest.timestamp.GetCurrentTime()
-    files = not manifest.writer_feature_flags & NO_TRANSACTION_FILES
+    files = not manifest.writer_feature_flags & version_manifest.NO_TRANSACTION_FILES
     manifest.transaction_file = f"{transaction.read_version}-{transaction.uuid}.txn" if files else ""
     inline = parent.transaction is not None or not files
     return replace(parent, manifest=manifest, transaction=transaction if inline else None)
 
 
-def _check_only_indexes_changed(table: Table, data: bytes, built: VersionManifest, change: IndexChange) -> None:
+def _check_only_indexes_changed(
+    table: Table, data: bytes, built: version_manifest.VersionManifest, change: IndexChange
+) -> None:
     """Decode the manifest before it is published, and verify that nothing but ``change`` and transaction is new."""
-    read = decode_version_manifest(data)
+    read = version_manifest.decode_version_manifest(data)
     if read.indexes != built.indexes or read.transaction != built.transaction:
         raise InvariantViolatedError(f"The new version of {table.location.uri} does not decode as it was built.")
     both = []
     for manifest in (with_region_records(read.manifest, {}), change.applied_to(table.manifest.manifest)):
-        for name in ("version", "timestamp", "transaction_file", *POSITIONS):
+        for name in ("version", "timestamp", "transaction_file", *version_manifest.POSITIONS):
             manifest.ClearField(name)
         both.append(manifest)
     if both[0] != both[1]:
@@ -536,7 +525,7 @@ def _built_by_pylance(
         return
     path = f"{VERSIONS_FOLDER}/{detached_manifest_name(_build_detached(table, wanted))}"
     try:
-        built = decode_version_manifest(table.store.get(path))
+        built = version_manifest.decode_version_manifest(table.store.get(path))
         transaction_file = f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}"
         with deleted_unless_named(lambda: table.discard([transaction_file])):
             yield LocalBuild(built, None)
@@ -558,24 +547,24 @@ def _build_detached(table: Table, transaction: lance.Transaction) -> int:
         raise
 
 
-def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
+def _refuse_rebased(table: Table, built: version_manifest.VersionManifest, version: int) -> None:
     """Refuse the version if pylance built it on another merger's version.
 
     A detached commit made through a URI is also rebased over every version published since ``read_version``, with the
     same conflict check, which does not consider merge progress; its result is not the planned one. Through a pinned
     handle, as here, pylance 14.0 does not rebase; if another release does, its version is refused here.
     """
-    entry = find_memwal_entry(built.indexes)
-    if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
+    entry = memwal_index.find_memwal_entry(built.indexes)
+    if entry is None or memwal_index.decode_memwal_index(entry).merged_generations != table.index.merged_generations:
         raise commit_lost(table, version)
 
 
-def _encoded(table: Table, built: VersionManifest) -> bytes:
+def _encoded(table: Table, built: version_manifest.VersionManifest) -> bytes:
     """The bytes to be published. Raises ``UnsupportedFeatureError`` if this release would refuse the table then."""
-    data = encode_version_manifest(built)
-    read = decode_version_manifest(data)
+    data = version_manifest.encode_version_manifest(built)
+    read = version_manifest.decode_version_manifest(data)
     try:
-        check_writable(read.manifest)
+        version_manifest.check_writable(read.manifest)
     except UnsupportedFeatureError as error:
         raise UnsupportedFeatureError(
             f"The new version of {table.location.uri} was not published, as this release would refuse it: {error}"
@@ -583,7 +572,7 @@ def _encoded(table: Table, built: VersionManifest) -> bytes:
     return data
 
 
-def _refuse_unreadable(table: Table, built: VersionManifest) -> None:
+def _refuse_unreadable(table: Table, built: version_manifest.VersionManifest) -> None:
     """Let pylance open the manifest, in a local folder or under a detached name, and compare fragments and indexes.
 
     It was encoded here, not by pylance: if the encoding ever disagrees with a release of Lance, this check fails before
@@ -597,13 +586,13 @@ def _refuse_unreadable(table: Table, built: VersionManifest) -> None:
 
 
 @contextmanager
-def _detached(table: Table, built: VersionManifest) -> Iterator[lance.LanceDataset]:
+def _detached(table: Table, built: version_manifest.VersionManifest) -> Iterator[lance.LanceDataset]:
     """A version opened under a detached name, which no reader opens, and which is deleted on the way out."""
     trial = deepcopy(built.manifest)
     trial.version = uuid.uuid4().int >> 65 | DETACHED
     path = f"{VERSIONS_FOLDER}/{detached_manifest_name(int(trial.version))}"
     try:
-        table.store.put(path, encode_version_manifest(replace(built, manifest=trial)))
+        table.store.put(path, version_manifest.encode_version_manifest(replace(built, manifest=trial)))
         with lance_errors("open a version that is not published of", table.location.uri):
             # Of a table with entries in DynamoDB, pylance would record the version there: the newest from then on.
             dataset = open_dataset(table.location.plain, version=int(trial.version))
@@ -612,7 +601,7 @@ def _detached(table: Table, built: VersionManifest) -> Iterator[lance.LanceDatas
         table.discard([path])
 
 
-def _compare(table: Table, stamped: VersionManifest, fragments: list[int], indexes: set[str]) -> None:
+def _compare(table: Table, stamped: version_manifest.VersionManifest, fragments: list[int], indexes: set[str]) -> None:
     built_fragments = sorted(fragment.id for fragment in stamped.manifest.fragments)
     built_indexes = {entry.name for entry in stamped.index_entries}
     if fragments != built_fragments or indexes != built_indexes:

@@ -37,33 +37,9 @@ from memwal_ops.errors import (
     ObjectNotFoundError,
     UnsupportedFeatureError,
 )
+from memwal_ops.formats.lance.commit import publication
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, to_pylance
-from memwal_ops.formats.lance.commit.publication import (
-    CommitNote,
-    advance_hint,
-    commit_lost,
-    is_taken,
-    publish,
-    refuse_gaps,
-    refuse_missing_files,
-)
-from memwal_ops.formats.lance.files.datasets import (
-    handle_options,
-    is_commit_conflict,
-    lance_errors,
-    lance_options,
-    metered,
-    open_dataset,
-)
-from memwal_ops.formats.lance.files.version_files import (
-    BASE_FOLDERS,
-    CHECKED_MARK,
-    VERSIONS_FOLDER,
-    index_key,
-    list_versions,
-    read_version_manifest,
-    version_path,
-)
+from memwal_ops.formats.lance.files import datasets, version_files
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locations import LOCAL, bucket_and_prefix
@@ -172,8 +148,8 @@ def commit_checked(
         LeaseLostError: the run may publish nothing any more.
         MemwalOpsError: pylance failed.
     """
-    if table.location.scheme == "s3" and not table.listed.has(CHECKED_MARK):
-        table.store.put_if_absent(CHECKED_MARK, b"{}\n")
+    if table.location.scheme == "s3" and not table.listed.has(version_files.CHECKED_MARK):
+        table.store.put_if_absent(version_files.CHECKED_MARK, b"{}\n")
     versions = _CheckedVersions(table, check)
 
     def committed() -> int:
@@ -182,7 +158,7 @@ def commit_checked(
         return int(dataset.version)
 
     try:
-        with lance_errors("commit to", table.location.uri):
+        with datasets.lance_errors("commit to", table.location.uri):
             return versions.thread.wait_for(committed)
     except MemwalOpsError as error:
         if versions.refused is not None:
@@ -215,11 +191,11 @@ class _CheckedVersions:
 
     def open(self) -> lance.LanceDataset:
         """A handle on the table, whose commits are left to this namespace."""
-        return metered(
+        return datasets.metered(
             lance.LanceDataset(
                 self.table.location.uri,
                 self.table.version,
-                **handle_options(self.table.location),
+                **datasets.handle_options(self.table.location),
                 namespace_client=self,
                 table_id=[self.table.location.uri],
                 namespace_client_managed_versioning=True,
@@ -243,7 +219,7 @@ class _CheckedVersions:
         return self.thread.run(lambda: self._list(request.get("limit")))
 
     def _describe(self, version: int) -> _Response:
-        known = version == self.table.version or (self.refused is None and is_taken(self.table, version))
+        known = version == self.table.version or (self.refused is None and publication.is_taken(self.table, version))
         if not known:
             from lance_namespace.errors import TableVersionNotFoundError  # noqa: PLC0415 - see the class
 
@@ -251,20 +227,20 @@ class _CheckedVersions:
         return _Response(version=self._at(version))
 
     def _list(self, limit: int | None) -> _Response:
-        newest = sorted(list_versions(self.table.store).numbered, reverse=True)[:limit]
+        newest = sorted(version_files.list_versions(self.table.store).numbered, reverse=True)[:limit]
         return _Response(versions=[self._at(version) for version in newest])
 
     def _create(self, version: int, staged: str) -> _Response:
-        path = f"{VERSIONS_FOLDER}/{staged.rpartition('/')[2]}"
+        path = f"{version_files.VERSIONS_FOLDER}/{staged.rpartition('/')[2]}"
         data = self.table.store.get(path)
         self.table.discard([path])
         self._check(data)
         try:
-            publish(self.table, data, version)
+            publication.publish(self.table, data, version)
         except LeaseLostError as error:  # nothing was published, and nothing may be
             self.refused = error
             raise
-        advance_hint(self.table, version)
+        publication.advance_hint(self.table, version)
         return _Response(version=self._at(version))
 
     def _check(self, data: bytes) -> None:
@@ -279,7 +255,7 @@ class _CheckedVersions:
     def _at(self, version: int) -> dict[str, Any]:
         location = self.table.location
         root = location.uri if location.scheme in LOCAL else bucket_and_prefix(location)[1]
-        path = f"{root}/{version_path(version, self.table.naming)}"
+        path = f"{root}/{version_files.version_path(version, self.table.naming)}"
         return {"version": version, "manifest_path": path.lstrip("/")}
 
 
@@ -287,7 +263,7 @@ _CLEAN_UP = "lance.auto_cleanup."
 _REMEDY = "Turn the setting off (dataset.optimize.disable_auto_cleanup()) and let memwal-ops expire do it, or {}."
 
 
-def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
+def commit_segments(table: Table, build: IndexBuild, note: publication.CommitNote) -> None:
     """Publish ``build``, which was built on ``table``, in whichever version comes next.
 
     Raises:
@@ -301,20 +277,23 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
         [to_pylance(entry) for entry in build.added], [to_pylance(current[segment.bytes]) for segment in build.removed]
     )
     _check_commit(table)
-    refuse_missing_files(table, [index_key(entry) for entry in build.added])
+    publication.refuse_missing_files(table, [version_files.index_key(entry) for entry in build.added])
     try:
         _commit(table, operation, note)
     except MemwalOpsError as error:
         published = _is_published(table, build)
         if published:
             return
-        if is_commit_conflict(error):
-            raise commit_lost(table, table.version + 1, files_unreferenced=published is False) from error
+        if datasets.is_commit_conflict(error):
+            raise publication.commit_lost(table, table.version + 1, files_unreferenced=published is False) from error
         raise
 
 
 def commit_coverage(
-    table: Table, old: Iterable[table_pb2.IndexMetadata], new: Iterable[table_pb2.IndexMetadata], note: CommitNote
+    table: Table,
+    old: Iterable[table_pb2.IndexMetadata],
+    new: Iterable[table_pb2.IndexMetadata],
+    note: publication.CommitNote,
 ) -> None:
     """Replace entries of ``table``'s indexes by others with the same files, in whichever version comes next.
 
@@ -328,7 +307,7 @@ def commit_coverage(
     _commit_or_lose(table, operation, note)
 
 
-def commit_deletion(table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
+def commit_deletion(table: Table, operation: lance.LanceOperation.Delete, note: publication.CommitNote) -> None:
     """Publish deletions that were computed on ``table``, in whichever version comes next.
 
     Raises:
@@ -338,28 +317,28 @@ def commit_deletion(table: Table, operation: lance.LanceOperation.Delete, note: 
     _commit_or_lose(table, operation, note)
 
 
-def _commit_or_lose(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> None:
+def _commit_or_lose(table: Table, operation: lance.LanceOperation.BaseOperation, note: publication.CommitNote) -> None:
     _check_commit(table)
     try:
         _commit(table, operation, note)
     except MemwalOpsError as error:
-        if is_commit_conflict(error):
-            raise commit_lost(table, table.version + 1) from error
+        if datasets.is_commit_conflict(error):
+            raise publication.commit_lost(table, table.version + 1) from error
         raise
 
 
 def _check_commit(table: Table) -> None:
     table.guard.check()  # here, since the commit is pylance's own and bypasses our store
-    refuse_gaps(table)
+    publication.refuse_gaps(table)
     refuse_auto_cleanup(table)
 
 
-def _commit(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> None:
+def _commit(table: Table, operation: lance.LanceOperation.BaseOperation, note: publication.CommitNote) -> None:
     transaction = lance.Transaction(
         read_version=table.version, operation=operation, transaction_properties=note.properties()
     )
-    with lance_errors("commit a change of", table.location.uri):
-        options = lance_options(table.location)
+    with datasets.lance_errors("commit a change of", table.location.uri):
+        options = datasets.lance_options(table.location)
         record(int(lance.LanceDataset.commit(table.location.uri, transaction, storage_options=options).version))
 
 
@@ -375,8 +354,8 @@ def lacks_columns(table: Table, index: BaseIndex) -> bool:
 def drop_index(table: Table, name: str) -> Table:
     """Drop an index whose column is gone; return the newest version."""
     _check_commit(table)
-    with lance_errors("drop an index of", table.location.uri):
-        dataset = open_dataset(table.location, version=table.version)
+    with datasets.lance_errors("drop an index of", table.location.uri):
+        dataset = datasets.open_dataset(table.location, version=table.version)
         dataset.drop_index(name)
         record(int(dataset.version))
     get_logger(__name__).warning("index_without_column_dropped", table=table.location.uri, index=name)
@@ -391,7 +370,7 @@ def _is_published(table: Table, build: IndexBuild) -> bool | None:
     complete = True
     for version in range(table.version + 1, newest.version):
         try:
-            if _names(read_version_manifest(newest.store, version, newest.naming), build):
+            if _names(version_files.read_version_manifest(newest.store, version, newest.naming), build):
                 return True
         except ObjectNotFoundError:
             complete = False
@@ -432,7 +411,7 @@ def refuse_auto_cleanup(table: Table) -> None:
 
 
 def _first_link(store: Store) -> str | None:
-    bases = {VERSIONS_FOLDER, *BASE_FOLDERS}
+    bases = {version_files.VERSIONS_FOLDER, *version_files.BASE_FOLDERS}
     if links := bases.intersection(store.list_level("").links):
         return min(links)
     folders = [*bases]

@@ -12,27 +12,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from memwal_ops.formats.lm_diskann.kernels import inserting, reading
 from memwal_ops.formats.lm_diskann.kernels.distances import decode, encode, extend, fill_table, squared, with_room
-from memwal_ops.formats.lm_diskann.kernels.inserting import (
-    add_backlink,
-    code_of,
-    drop_backlink,
-    link_back,
-    remove_backlink,
-    set_link,
-)
-from memwal_ops.formats.lm_diskann.kernels.reading import (
-    BACKLINKS,
-    FLAGS,
-    INVISIBLE,
-    LINKS,
-    NODE,
-    NONE,
-    VECTOR,
-    hashed,
-    load,
-    touch,
-)
 from memwal_ops.formats.lm_diskann.kernels.searching import beam, contains, nearest_starts
 from memwal_ops.formats.lm_diskann.wire import OVERFLOW, TOMBSTONED
 
@@ -44,13 +25,13 @@ def _follow(src, lay, epoch, parents, queue, head, tail):
     """Follow the links of the nodes ``queue[head:tail]``. Returns the new tail, or an error as ``load``."""
     while head < tail:
         node = queue[head]
-        row = load(src, lay.block_size, node, epoch)
+        row = reading.load(src, lay.block_size, node, epoch)
         head += 1
-        if row == INVISIBLE:
+        if row == reading.INVISIBLE:
             continue
         if row < 0:
             return row
-        for at in range(src.pool.u16[row, LINKS]):
+        for at in range(src.pool.u16[row, reading.LINKS]):
             other = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
             if other < parents.shape[0] and parents[other] == _UNREACHED:
                 parents[other] = node
@@ -78,9 +59,9 @@ def reach(src, lay, entries, epoch, parents, queue):
 @numba.njit(cache=True, nogil=True)
 def _has_place(src, lay, row, node, parents):
     """Whether a live block has an unused link, or one that is not of the tree."""
-    if src.pool.u8[row, FLAGS] & TOMBSTONED:
+    if src.pool.u8[row, reading.FLAGS] & TOMBSTONED:
         return False
-    held = np.int64(src.pool.u16[row, LINKS])
+    held = np.int64(src.pool.u16[row, reading.LINKS])
     for at in range(held):
         if parents[src.pool.u32[row, lay.at_ids // 4 + at]] != node:
             return True
@@ -90,9 +71,9 @@ def _has_place(src, lay, row, node, parents):
 @numba.njit(cache=True, nogil=True)
 def _place(src, lay, row, parents, epoch, origin, events, counts):
     """The place of a link in a block that has one: unused, or that of a link that is removed. Or an error as ``load``."""
-    me, held = src.pool.i64[row, NODE], np.int64(src.pool.u16[row, LINKS])
+    me, held = src.pool.i64[row, reading.NODE], np.int64(src.pool.u16[row, reading.LINKS])
     if held < lay.links:
-        src.pool.u16[row, LINKS] = held + 1
+        src.pool.u16[row, reading.LINKS] = held + 1
         return held
     last = held
     for at in range(held - 1, -1, -1):
@@ -100,35 +81,35 @@ def _place(src, lay, row, parents, epoch, origin, events, counts):
         if parents[target] == me:
             continue
         last = at
-        other = touch(src, lay.block_size, target, epoch, origin)
+        other = reading.touch(src, lay.block_size, target, epoch, origin)
         if other < 0:
             return other
-        if drop_backlink(src, lay, other, me, events, counts):
+        if inserting.drop_backlink(src, lay, other, me, events, counts):
             return at
-    other = touch(src, lay.block_size, np.int64(src.pool.u32[row, lay.at_ids // 4 + last]), epoch, origin)
-    remove_backlink(src, lay, other, me, events, counts)  # it has another link, that of the tree
+    other = reading.touch(src, lay.block_size, np.int64(src.pool.u32[row, lay.at_ids // 4 + last]), epoch, origin)
+    inserting.remove_backlink(src, lay, other, me, events, counts)  # it has another link, that of the tree
     return last
 
 
 @numba.njit(cache=True, nogil=True)
 def _link_from(src, lay, referrer, node, own, parents, epoch, origin, events, counts):
     """Link a reached node to another one. Returns 1; 0: it is not live, or has no place; or an error as ``load``."""
-    row = load(src, lay.block_size, referrer, epoch)
-    if row == INVISIBLE:
+    row = reading.load(src, lay.block_size, referrer, epoch)
+    if row == reading.INVISIBLE:
         return 0
     if row < 0:
         return row
     if not _has_place(src, lay, row, referrer, parents):
         return 0
-    row = touch(src, lay.block_size, referrer, epoch, origin)
+    row = reading.touch(src, lay.block_size, referrer, epoch, origin)
     place = _place(src, lay, row, parents, epoch, origin, events, counts)
     if place < 0:
         return place
-    set_link(src, lay, row, place, node, own)
-    other = touch(src, lay.block_size, node, epoch, origin)
+    inserting.set_link(src, lay, row, place, node, own)
+    other = reading.touch(src, lay.block_size, node, epoch, origin)
     if other < 0:
         return other
-    add_backlink(src, lay, other, referrer, events, counts)
+    inserting.add_backlink(src, lay, other, referrer, events, counts)
     parents[node] = referrer
     return 1
 
@@ -154,12 +135,12 @@ def attach(src, lay, room, book, nodes, parents, queue, epoch, origin, limit, st
             return 0
         if counts[0] + lay.backlinks + 4 > events.shape[0]:
             return 0
-        row = load(src, lay.block_size, node, epoch)
-        if row == INVISIBLE:
+        row = reading.load(src, lay.block_size, node, epoch)
+        if row == reading.INVISIBLE:
             continue
         if row < 0:
             return row
-        vector[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        vector[:] = src.pool.f32[row, reading.VECTOR : reading.VECTOR + lay.dimension]
         encode(book, vector, own)
         rest = fill_table(book, vector, table)
         visited = beam(src, lay, room, table, rest, vector, limit, 1, epoch, starts, nearest_starts(starts))
@@ -202,17 +183,17 @@ def neighbours(src, lay, nodes, epoch, targets, referrers, overflowed, vectors):
         vectors: float32 [n, d].
     """
     for index in range(nodes.shape[0]):
-        row = load(src, lay.block_size, nodes[index], epoch)
-        if row == INVISIBLE:
+        row = reading.load(src, lay.block_size, nodes[index], epoch)
+        if row == reading.INVISIBLE:
             continue
         if row < 0:
             return row
-        for at in range(src.pool.u16[row, LINKS]):
+        for at in range(src.pool.u16[row, reading.LINKS]):
             targets[index, at] = src.pool.u32[row, lay.at_ids // 4 + at]
-        for at in range(src.pool.u16[row, BACKLINKS]):
+        for at in range(src.pool.u16[row, reading.BACKLINKS]):
             referrers[index, at] = src.pool.u32[row, lay.at_backlinks // 4 + at]
-        overflowed[index] = src.pool.u8[row, FLAGS] & OVERFLOW
-        vectors[index, :] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        overflowed[index] = src.pool.u8[row, reading.FLAGS] & OVERFLOW
+        vectors[index, :] = src.pool.f32[row, reading.VECTOR : reading.VECTOR + lay.dimension]
     return 0
 
 
@@ -224,7 +205,7 @@ def _members(ascending):
         size *= 2
     table = np.zeros(size, np.int64)
     for index in range(ascending.shape[0]):
-        at = hashed(ascending[index], size)
+        at = reading.hashed(ascending[index], size)
         while table[at] != 0:
             at = (at + 1) & (size - 1)
         table[at] = index + 1
@@ -234,7 +215,7 @@ def _members(ascending):
 @numba.njit(cache=True, nogil=True)
 def _index(table, ascending, node):
     """The index of a node in ``ascending``, of which ``table`` is; -1: it is not there."""
-    at = hashed(node, table.shape[0])
+    at = reading.hashed(node, table.shape[0])
     while table[at] != 0:
         if ascending[table[at] - 1] == node:
             return table[at] - 1
@@ -252,27 +233,27 @@ def forget(src, lay, nodes, gone, epoch, origin, first):
     for index in range(first, nodes.shape[0]):
         if src.tags.shape[0] + src.counts[1] >= src.pool.u64.shape[0]:
             return index
-        row = load(src, lay.block_size, nodes[index], epoch)
-        if row == INVISIBLE:
+        row = reading.load(src, lay.block_size, nodes[index], epoch)
+        if row == reading.INVISIBLE:
             continue
         if row < 0:
             return row
-        if src.pool.u8[row, FLAGS] & (TOMBSTONED | OVERFLOW):
+        if src.pool.u8[row, reading.FLAGS] & (TOMBSTONED | OVERFLOW):
             continue
-        held, left = np.int64(src.pool.u16[row, BACKLINKS]), 0
+        held, left = np.int64(src.pool.u16[row, reading.BACKLINKS]), 0
         while left < held and _index(table, gone, np.int64(src.pool.u32[row, start + left])) < 0:
             left += 1
         if left == held:
             continue
-        row = touch(src, lay.block_size, nodes[index], epoch, origin)
+        row = reading.touch(src, lay.block_size, nodes[index], epoch, origin)
         for at in range(left + 1, held):
             other = src.pool.u32[row, start + at]
             if _index(table, gone, np.int64(other)) < 0:
                 src.pool.u32[row, start + left] = other
                 left += 1
         for at in range(left, held):
-            src.pool.u32[row, start + at] = NONE
-        src.pool.u16[row, BACKLINKS] = left
+            src.pool.u32[row, start + at] = reading.NONE
+        src.pool.u16[row, reading.BACKLINKS] = left
     return nodes.shape[0]
 
 
@@ -281,11 +262,11 @@ def _write_links(src, lay, row, ids, codes, count, stays):
     at = 0
     for index in range(count):
         if stays[index]:
-            set_link(src, lay, row, at, ids[index], codes[index])
+            inserting.set_link(src, lay, row, at, ids[index], codes[index])
             at += 1
-    src.pool.u16[row, LINKS] = at
+    src.pool.u16[row, reading.LINKS] = at
     for empty in range(at, lay.links):
-        src.pool.u32[row, lay.at_ids // 4 + empty] = NONE
+        src.pool.u32[row, lay.at_ids // 4 + empty] = reading.NONE
 
 
 @numba.njit(cache=True, nogil=True)
@@ -301,10 +282,10 @@ def _choose(src, lay, row, ids, codes, vectors, distances, count, held, most, al
     for at in range(extend(vectors, distances, count, held, alpha, most, chosen)):
         index = chosen[at]
         stays[index] = 1
-        other = touch(src, lay.block_size, ids[index], epoch, origin)
+        other = reading.touch(src, lay.block_size, ids[index], epoch, origin)
         if other < 0:
             return other
-        add_backlink(src, lay, other, me, events, counts)
+        inserting.add_backlink(src, lay, other, me, events, counts)
     _write_links(src, lay, row, ids, codes, count, stays)
     return 0
 
@@ -323,11 +304,11 @@ def _candidate(src, lay, book, row, at, own_vector, ids, codes, vectors, distanc
 @numba.njit(cache=True, nogil=True)
 def _live_links(src, lay, book, node, dead, epoch, ids, codes, vectors):
     """Decode the links of a deleted node to live ones. Returns their number, or an error as ``load``."""
-    row = load(src, lay.block_size, node, epoch)
+    row = reading.load(src, lay.block_size, node, epoch)
     if row < 0:
-        return 0 if row == INVISIBLE else row
+        return 0 if row == reading.INVISIBLE else row
     count = 0
-    for at in range(src.pool.u16[row, LINKS]):
+    for at in range(src.pool.u16[row, reading.LINKS]):
         other = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
         if not contains(dead, other):
             start = lay.at_codes + at * lay.code_bytes
@@ -342,7 +323,7 @@ def _live_links(src, lay, book, node, dead, epoch, ids, codes, vectors):
 def _drop_links(src, lay, row, table, gone, lost):
     """Drop the links of a block to ``gone``, and store their indexes in ``lost``. Returns their number."""
     start = lay.at_ids // 4
-    held = np.int64(src.pool.u16[row, LINKS])
+    held = np.int64(src.pool.u16[row, reading.LINKS])
     left = 0
     for at in range(held):
         other = src.pool.u32[row, start + at]
@@ -352,17 +333,17 @@ def _drop_links(src, lay, row, table, gone, lost):
             continue
         if left < at:
             code = lay.at_codes + at * lay.code_bytes
-            set_link(src, lay, row, left, other, src.pool.u8[row, code : code + lay.code_bytes])
+            inserting.set_link(src, lay, row, left, other, src.pool.u8[row, code : code + lay.code_bytes])
         left += 1
     for at in range(left, held):
-        src.pool.u32[row, start + at] = NONE
-    src.pool.u16[row, LINKS] = left
+        src.pool.u32[row, start + at] = reading.NONE
+    src.pool.u16[row, reading.LINKS] = left
     return held - left
 
 
 @numba.njit(cache=True, nogil=True)
 def _links_to_any(src, lay, row, table, gone):
-    for at in range(src.pool.u16[row, LINKS]):
+    for at in range(src.pool.u16[row, reading.LINKS]):
         if _index(table, gone, np.int64(src.pool.u32[row, lay.at_ids // 4 + at])) >= 0:
             return True
     return False
@@ -371,7 +352,7 @@ def _links_to_any(src, lay, row, table, gone):
 @numba.njit(cache=True, nogil=True)
 def _links_to(src, lay, row, node):
     links = False
-    for at in range(src.pool.u16[row, LINKS]):
+    for at in range(src.pool.u16[row, reading.LINKS]):
         links |= src.pool.u32[row, lay.at_ids // 4 + at] == node
     return links
 
@@ -379,7 +360,7 @@ def _links_to(src, lay, row, node):
 @numba.njit(cache=True, nogil=True)
 def _link_nearest(src, lay, row, ids, codes, distances, count, most, epoch, origin, events, counts):
     """Link a block to the nearest candidates, up to ``most`` links. Returns 0, or an error as ``load``."""
-    me, held = src.pool.i64[row, NODE], np.int64(src.pool.u16[row, LINKS])
+    me, held = src.pool.i64[row, reading.NODE], np.int64(src.pool.u16[row, reading.LINKS])
     while held < most:
         best, least = -1, np.float32(np.inf)
         for index in range(count):
@@ -390,13 +371,13 @@ def _link_nearest(src, lay, row, ids, codes, distances, count, most, epoch, orig
         distances[best] = np.inf
         if ids[best] == me or _links_to(src, lay, row, ids[best]):
             continue
-        other = touch(src, lay.block_size, ids[best], epoch, origin)
+        other = reading.touch(src, lay.block_size, ids[best], epoch, origin)
         if other < 0:
             return other
-        add_backlink(src, lay, other, me, events, counts)
-        set_link(src, lay, row, held, ids[best], codes[best])
+        inserting.add_backlink(src, lay, other, me, events, counts)
+        inserting.set_link(src, lay, row, held, ids[best], codes[best])
         held += 1
-        src.pool.u16[row, LINKS] = held
+        src.pool.u16[row, reading.LINKS] = held
     return 0
 
 
@@ -431,19 +412,19 @@ def reconnect(src, lay, book, nodes, gone, dead, epoch, origin, first, events, c
         node = nodes[index]
         if _index(table, gone, node) >= 0:
             continue
-        row = load(src, lay.block_size, node, epoch)
-        if row == INVISIBLE:
+        row = reading.load(src, lay.block_size, node, epoch)
+        if row == reading.INVISIBLE:
             continue
         if row < 0:
             return row
         if not _links_to_any(src, lay, row, table, gone):
             continue
-        row = touch(src, lay.block_size, node, epoch, origin)
+        row = reading.touch(src, lay.block_size, node, epoch, origin)
         missing = _drop_links(src, lay, row, table, gone, lost)
         counts[2] += 1
-        if src.pool.u8[row, FLAGS] & TOMBSTONED:
+        if src.pool.u8[row, reading.FLAGS] & TOMBSTONED:
             continue
-        own[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        own[:] = src.pool.f32[row, reading.VECTOR : reading.VECTOR + lay.dimension]
         count = 0
         for at in range(min(missing, _MAX_DEAD)):
             place = lost[at] % _DECODED
@@ -458,7 +439,7 @@ def reconnect(src, lay, book, nodes, gone, dead, epoch, origin, first, events, c
                 near[count], near_codes[count, :] = ids[place, link], codes[place, link]
                 distances[count] = squared(vectors[place, link], own)
                 count += 1
-        most = max(np.int64(src.pool.u16[row, LINKS]) + missing, with_room(lay.links))
+        most = max(np.int64(src.pool.u16[row, reading.LINKS]) + missing, with_room(lay.links))
         result = _link_nearest(src, lay, row, near, near_codes, distances, count, most, epoch, origin, events, counts)
         if result < 0:
             return result
@@ -470,12 +451,12 @@ def reconnect(src, lay, book, nodes, gone, dead, epoch, origin, first, events, c
 def linked(src, lay, nodes, wanted, epoch, marks):
     """Mark those of ``wanted`` (ascending) to which any of ``nodes`` links in ``marks``. Returns 0, or as ``load``."""
     for index in range(nodes.shape[0]):
-        row = load(src, lay.block_size, nodes[index], epoch)
-        if row == INVISIBLE:
+        row = reading.load(src, lay.block_size, nodes[index], epoch)
+        if row == reading.INVISIBLE:
             continue
         if row < 0:
             return row
-        for at in range(src.pool.u16[row, LINKS]):
+        for at in range(src.pool.u16[row, reading.LINKS]):
             other = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
             place = np.searchsorted(wanted, other)
             if place < wanted.shape[0] and wanted[place] == other:
@@ -487,15 +468,15 @@ def linked(src, lay, nodes, wanted, epoch, marks):
 def lonely(src, lay, nodes, epoch, marks):
     """Mark live nodes to which no link leads, or none from an older node, in ``marks``. Returns 0, or as ``load``."""
     for index in range(nodes.shape[0]):
-        row = load(src, lay.block_size, nodes[index], epoch)
-        if row == INVISIBLE:
+        row = reading.load(src, lay.block_size, nodes[index], epoch)
+        if row == reading.INVISIBLE:
             continue
         if row < 0:
             return row
-        if src.pool.u8[row, FLAGS] & (TOMBSTONED | OVERFLOW):
+        if src.pool.u8[row, reading.FLAGS] & (TOMBSTONED | OVERFLOW):
             continue
         older = False
-        for at in range(src.pool.u16[row, BACKLINKS]):
+        for at in range(src.pool.u16[row, reading.BACKLINKS]):
             older = older or np.int64(src.pool.u32[row, lay.at_backlinks // 4 + at]) < nodes[index]
         marks[index] = not older
     return 0
@@ -517,18 +498,20 @@ def _linked_from(src, lay, book, room, order, visited, row, node, own, alpha, ep
         if room.v_node[index] == node or room.v_dead[index] or (left <= 0 and index != must):
             continue
         left -= 1
-        other = load(src, lay.block_size, room.v_node[index], epoch)
+        other = reading.load(src, lay.block_size, room.v_node[index], epoch)
         if other < 0:
             return other
         if _links_to(src, lay, other, node):
             continue
-        other = touch(src, lay.block_size, room.v_node[index], epoch, origin)
-        code_of(book, room, index, near)
-        done = link_back(src, lay, book, other, near, row, own, alpha, index == must, epoch, origin, events, counts)
+        other = reading.touch(src, lay.block_size, room.v_node[index], epoch, origin)
+        inserting.code_of(book, room, index, near)
+        done = inserting.link_back(
+            src, lay, book, other, near, row, own, alpha, index == must, epoch, origin, events, counts
+        )
         if done < 0:
             return done
         if done:
-            add_backlink(src, lay, row, room.v_node[index], events, counts)
+            inserting.add_backlink(src, lay, row, room.v_node[index], events, counts)
     return 0
 
 
@@ -551,22 +534,22 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
         if counts[0] + worst + (lay.backlinks + 3) * 3 * lay.links > events.shape[0]:
             return 0
         node = nodes[index]
-        row = load(src, lay.block_size, node, epoch)
-        if row == INVISIBLE:
+        row = reading.load(src, lay.block_size, node, epoch)
+        if row == reading.INVISIBLE:
             continue
         if row < 0:
             return row
-        if src.pool.u8[row, FLAGS] & TOMBSTONED:
+        if src.pool.u8[row, reading.FLAGS] & TOMBSTONED:
             continue
-        own_vector[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        own_vector[:] = src.pool.f32[row, reading.VECTOR : reading.VECTOR + lay.dimension]
         encode(book, own_vector, own)
         rest = fill_table(book, own_vector, table)
         visited = beam(src, lay, room, table, rest, own_vector, limit, 1, epoch, starts, nearest_starts(starts))
         if visited < 0:
             return visited
-        row = touch(src, lay.block_size, node, epoch, origin)
+        row = reading.touch(src, lay.block_size, node, epoch, origin)
         count = 0
-        for at in range(src.pool.u16[row, LINKS]):
+        for at in range(src.pool.u16[row, reading.LINKS]):
             count = _candidate(src, lay, book, row, at, own_vector, ids, codes, vectors, distances, count)
         held = count
         for at in range(visited):
@@ -574,7 +557,7 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
                 continue
             ids[count], distances[count] = room.v_node[at], room.v_distance[at]
             vectors[count, :] = room.v_vector[at]
-            code_of(book, room, at, codes[count])
+            inserting.code_of(book, room, at, codes[count])
             count += 1
         result = _choose(
             src, lay, row, ids, codes, vectors, distances, count, held, lay.links, alpha, epoch, origin, events, counts

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from memwal_ops.formats.lm_diskann.kernels import reading
 from memwal_ops.formats.lm_diskann.kernels.distances import (
     decode,
     encode,
@@ -20,23 +21,6 @@ from memwal_ops.formats.lm_diskann.kernels.distances import (
     prune,
     squared,
     with_room,
-)
-from memwal_ops.formats.lm_diskann.kernels.reading import (
-    BACKLINKS,
-    CODEBOOK,
-    EPOCH,
-    FLAGS,
-    LINKS,
-    NODE,
-    NONE,
-    ORIGIN,
-    OVERFLOW_REFERENCE,
-    ROW,
-    SEARCH_STARTS,
-    VECTOR,
-    VERSION,
-    new_row,
-    touch,
 )
 from memwal_ops.formats.lm_diskann.kernels.searching import beam, nearest_starts
 from memwal_ops.formats.lm_diskann.wire import OVERFLOW, TOMBSTONED
@@ -49,14 +33,18 @@ _MUST, _MAY = True, False
 @numba.njit(cache=True, nogil=True)
 def write_node(src, lay, node, row_id, vector, epoch, origin, codebook):
     """Write a new block without links to the overlay. Returns its row."""
-    row = new_row(src, node)
+    row = reading.new_row(src, node)
     src.pool.u64[row, :] = 0
-    src.pool.i64[row, NODE], src.pool.i64[row, ROW] = node, row_id
-    src.pool.i64[row, EPOCH], src.pool.i64[row, VERSION], src.pool.i64[row, ORIGIN] = epoch, 1, origin
-    src.pool.u16[row, CODEBOOK] = codebook
-    src.pool.f32[row, VECTOR : VECTOR + lay.dimension] = vector
-    src.pool.u32[row, lay.at_ids // 4 : lay.at_ids // 4 + lay.links] = NONE
-    src.pool.u32[row, lay.at_backlinks // 4 : lay.at_backlinks // 4 + lay.backlinks] = NONE
+    src.pool.i64[row, reading.NODE], src.pool.i64[row, reading.ROW] = node, row_id
+    src.pool.i64[row, reading.EPOCH], src.pool.i64[row, reading.VERSION], src.pool.i64[row, reading.ORIGIN] = (
+        epoch,
+        1,
+        origin,
+    )
+    src.pool.u16[row, reading.CODEBOOK] = codebook
+    src.pool.f32[row, reading.VECTOR : reading.VECTOR + lay.dimension] = vector
+    src.pool.u32[row, lay.at_ids // 4 : lay.at_ids // 4 + lay.links] = reading.NONE
+    src.pool.u32[row, lay.at_backlinks // 4 : lay.at_backlinks // 4 + lay.backlinks] = reading.NONE
     return row
 
 
@@ -71,10 +59,10 @@ def write_nodes(src, lay, nodes, row_ids, vectors, epoch, origin, codebook):
 def set_tombstones(src, lay, nodes, epoch, origin):
     """Set the tombstone flag in new versions of these nodes' blocks. Returns 0, or an error as ``load``."""
     for index in range(nodes.shape[0]):
-        row = touch(src, lay.block_size, nodes[index], epoch, origin)
+        row = reading.touch(src, lay.block_size, nodes[index], epoch, origin)
         if row < 0:
             return row
-        src.pool.u8[row, FLAGS] |= TOMBSTONED
+        src.pool.u8[row, reading.FLAGS] |= TOMBSTONED
     return 0
 
 
@@ -88,38 +76,38 @@ def _event(events, counts, target, referrer, sign):
 @numba.njit(cache=True, nogil=True)
 def add_backlink(src, lay, row, referrer, events, counts):
     """Add ``referrer`` to the backlinks of a block in the overlay, or to the overflow table if the array is full."""
-    target = src.pool.i64[row, NODE]
+    target = src.pool.i64[row, reading.NODE]
     at = lay.at_backlinks // 4
-    if src.pool.u8[row, FLAGS] & OVERFLOW:
+    if src.pool.u8[row, reading.FLAGS] & OVERFLOW:
         _event(events, counts, target, referrer, 1)
         return
-    held = np.int64(src.pool.u16[row, BACKLINKS])
+    held = np.int64(src.pool.u16[row, reading.BACKLINKS])
     if held < lay.backlinks:
         src.pool.u32[row, at + held] = referrer
-        src.pool.u16[row, BACKLINKS] = held + 1
+        src.pool.u16[row, reading.BACKLINKS] = held + 1
         return
     for index in range(held):
         _event(events, counts, target, np.int64(src.pool.u32[row, at + index]), 1)
-        src.pool.u32[row, at + index] = NONE
+        src.pool.u32[row, at + index] = reading.NONE
     _event(events, counts, target, referrer, 1)
-    src.pool.u8[row, FLAGS] |= OVERFLOW
-    src.pool.u16[row, BACKLINKS] = 0
-    src.pool.i64[row, OVERFLOW_REFERENCE] = target
+    src.pool.u8[row, reading.FLAGS] |= OVERFLOW
+    src.pool.u16[row, reading.BACKLINKS] = 0
+    src.pool.i64[row, reading.OVERFLOW_REFERENCE] = target
 
 
 @numba.njit(cache=True, nogil=True)
 def remove_backlink(src, lay, row, referrer, events, counts):
     """Remove ``referrer`` from the backlinks of a block in the overlay."""
-    if src.pool.u8[row, FLAGS] & OVERFLOW:
-        _event(events, counts, src.pool.i64[row, NODE], referrer, -1)
+    if src.pool.u8[row, reading.FLAGS] & OVERFLOW:
+        _event(events, counts, src.pool.i64[row, reading.NODE], referrer, -1)
         return
     at = lay.at_backlinks // 4
-    held = np.int64(src.pool.u16[row, BACKLINKS])
+    held = np.int64(src.pool.u16[row, reading.BACKLINKS])
     for index in range(held):
         if src.pool.u32[row, at + index] == referrer:
             src.pool.u32[row, at + index] = src.pool.u32[row, at + held - 1]
-            src.pool.u32[row, at + held - 1] = NONE
-            src.pool.u16[row, BACKLINKS] = held - 1
+            src.pool.u32[row, at + held - 1] = reading.NONE
+            src.pool.u16[row, reading.BACKLINKS] = held - 1
             return
 
 
@@ -130,10 +118,10 @@ def drop_backlink(src, lay, row, referrer, events, counts):
     That is: no other link leads to it; or this is the last one from an older node. Every new node has a link from an
     older one, so that following such links back always ends in the graph that was built, never in a cycle of new nodes.
     """
-    if not src.pool.u8[row, FLAGS] & OVERFLOW:
+    if not src.pool.u8[row, reading.FLAGS] & OVERFLOW:
         at = lay.at_backlinks // 4
-        held = np.int64(src.pool.u16[row, BACKLINKS])
-        target = src.pool.i64[row, NODE]
+        held = np.int64(src.pool.u16[row, reading.BACKLINKS])
+        target = src.pool.i64[row, reading.NODE]
         older = 0
         for index in range(held):
             other = np.int64(src.pool.u32[row, at + index])
@@ -159,7 +147,7 @@ def _make_place(src, lay, ids, chosen, kept, stays, new, me, epoch, origin, even
         index = chosen[at]
         if index == new or stays[index] != 1:
             continue
-        other = touch(src, lay.block_size, ids[index], epoch, origin)
+        other = reading.touch(src, lay.block_size, ids[index], epoch, origin)
         if other < 0:
             return other
         if drop_backlink(src, lay, other, me, events, counts):
@@ -183,8 +171,8 @@ def _adopt(src, lay, row, orphan, code, must, epoch, origin, events, counts):
 
     Returns 1; 0: there is no place; or as ``load``.
     """
-    at, held = lay.at_ids // 4, np.int64(src.pool.u16[row, LINKS])
-    me, target = src.pool.i64[row, NODE], src.pool.i64[orphan, NODE]
+    at, held = lay.at_ids // 4, np.int64(src.pool.u16[row, reading.LINKS])
+    me, target = src.pool.i64[row, reading.NODE], src.pool.i64[orphan, reading.NODE]
     if me == target:
         return 0
     if (src.pool.u32[row, at : at + held] == target).any():
@@ -192,7 +180,7 @@ def _adopt(src, lay, row, orphan, code, must, epoch, origin, events, counts):
     place = held
     while must and place == lay.links and held > 0:
         held -= 1
-        other = touch(src, lay.block_size, np.int64(src.pool.u32[row, at + held]), epoch, origin)
+        other = reading.touch(src, lay.block_size, np.int64(src.pool.u32[row, at + held]), epoch, origin)
         if other < 0:
             return other
         if drop_backlink(src, lay, other, me, events, counts):
@@ -200,7 +188,7 @@ def _adopt(src, lay, row, orphan, code, must, epoch, origin, events, counts):
     if place == lay.links:
         return 0
     set_link(src, lay, row, place, target, code)
-    src.pool.u16[row, LINKS] = max(np.int64(src.pool.u16[row, LINKS]), place + 1)
+    src.pool.u16[row, reading.LINKS] = max(np.int64(src.pool.u16[row, reading.LINKS]), place + 1)
     add_backlink(src, lay, orphan, me, events, counts)
     return 1
 
@@ -212,18 +200,18 @@ def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin,
     ``own`` is the code of its node, ``code`` that of the new one. Where a last link to another node has to be pruned,
     the new node, whose block is ``fresh``, links there instead, or another one to which ``row`` links.
     """
-    node = src.pool.i64[fresh, NODE]
-    held = np.int64(src.pool.u16[row, LINKS])
+    node = src.pool.i64[fresh, reading.NODE]
+    held = np.int64(src.pool.u16[row, reading.LINKS])
     if held < lay.links:
         set_link(src, lay, row, held, node, code)
-        src.pool.u16[row, LINKS] = held + 1
+        src.pool.u16[row, reading.LINKS] = held + 1
         return 1
-    me = src.pool.i64[row, NODE]
+    me = src.pool.i64[row, reading.NODE]
     ids = np.empty(held + 1, np.int64)
     codes = np.empty((held + 1, lay.code_bytes), np.uint8)
     vectors = np.empty((held + 1, lay.dimension), np.float32)
     distances = np.empty(held + 1, np.float32)
-    own_vector = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+    own_vector = src.pool.f32[row, reading.VECTOR : reading.VECTOR + lay.dimension]
     for index in range(held + 1):
         if index < held:
             ids[index] = src.pool.u32[row, lay.at_ids // 4 + index]
@@ -250,7 +238,7 @@ def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin,
     for index in range(held):
         if stays[index]:  # or replaced by another one
             continue
-        other = touch(src, lay.block_size, ids[index], epoch, origin)
+        other = reading.touch(src, lay.block_size, ids[index], epoch, origin)
         if other < 0:
             return other
         if drop_backlink(src, lay, other, me, events, counts):
@@ -270,7 +258,7 @@ def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin,
             near = 0
             while result == 0 and near < kept:
                 if stays[chosen[near]] == 1 and chosen[near] != held:
-                    result = touch(src, lay.block_size, ids[chosen[near]], epoch, origin)
+                    result = reading.touch(src, lay.block_size, ids[chosen[near]], epoch, origin)
                     if result >= 0:
                         result = _adopt(src, lay, result, other, codes[index], _MAY, epoch, origin, events, counts)
                 near += 1
@@ -281,9 +269,9 @@ def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin,
         if stays[index] == 1:
             set_link(src, lay, row, at, ids[index], codes[index])
             at += 1
-    src.pool.u16[row, LINKS] = at
+    src.pool.u16[row, reading.LINKS] = at
     for empty in range(at, lay.links):
-        src.pool.u32[row, lay.at_ids // 4 + empty] = NONE
+        src.pool.u32[row, lay.at_ids // 4 + empty] = reading.NONE
     return np.int64(stays[held] == 1)
 
 
@@ -316,14 +304,14 @@ def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, co
         at = use[chosen[index]]
         code_of(book, room, at, codes[index])
         set_link(src, lay, row, index, room.v_node[at], codes[index])
-    src.pool.u16[row, LINKS] = kept
+    src.pool.u16[row, reading.LINKS] = kept
     for index in range(kept):
-        other = touch(src, lay.block_size, room.v_node[use[chosen[index]]], epoch, origin)
+        other = reading.touch(src, lay.block_size, room.v_node[use[chosen[index]]], epoch, origin)
         if other < 0:
             return other
         add_backlink(src, lay, other, node, events, counts)
     for index in range(kept):
-        other = touch(src, lay.block_size, room.v_node[use[chosen[index]]], epoch, origin)
+        other = reading.touch(src, lay.block_size, room.v_node[use[chosen[index]]], epoch, origin)
         if other < 0:
             return other
         done = link_back(
@@ -332,7 +320,7 @@ def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, co
         if done < 0:
             return done
         if done:
-            add_backlink(src, lay, row, src.pool.i64[other, NODE], events, counts)
+            add_backlink(src, lay, row, src.pool.i64[other, reading.NODE], events, counts)
     return 0
 
 
@@ -454,7 +442,7 @@ def link_all(vectors, order, entries, first, last, most, limit, alpha, links, de
     done, visited = np.empty(limit + 1, np.uint8), np.empty(8 * limit + 64, np.int32)
     near = np.empty((visited.shape[0], vectors.shape[1]), np.float32)
     far = np.empty(visited.shape[0], np.float32)
-    chosen, starts = np.empty(most, np.int64), np.empty(SEARCH_STARTS, np.int64)
+    chosen, starts = np.empty(most, np.int64), np.empty(reading.SEARCH_STARTS, np.int64)
     for at in range(max(first, 1), last):
         node = order[at]
         held = nearest(entries, min(at, entries.shape[0]), vectors[node], starts)
@@ -569,12 +557,16 @@ def write_blocks(pool, lay, first, count, nodes, row_ids, versions, vectors, cod
     for row in range(count):
         node = first + row
         pool.u64[row, :] = 0
-        pool.i64[row, NODE], pool.i64[row, ROW] = nodes[node], row_ids[node]
-        pool.i64[row, EPOCH], pool.i64[row, VERSION], pool.i64[row, ORIGIN] = epoch, versions[node], origin
-        pool.u16[row, LINKS], pool.u16[row, CODEBOOK] = degrees[node], codebook
-        pool.f32[row, VECTOR : VECTOR + lay.dimension] = vectors[node]
-        pool.u32[row, at_ids : at_ids + lay.links] = NONE
-        pool.u32[row, at_back : at_back + lay.backlinks] = NONE
+        pool.i64[row, reading.NODE], pool.i64[row, reading.ROW] = nodes[node], row_ids[node]
+        pool.i64[row, reading.EPOCH], pool.i64[row, reading.VERSION], pool.i64[row, reading.ORIGIN] = (
+            epoch,
+            versions[node],
+            origin,
+        )
+        pool.u16[row, reading.LINKS], pool.u16[row, reading.CODEBOOK] = degrees[node], codebook
+        pool.f32[row, reading.VECTOR : reading.VECTOR + lay.dimension] = vectors[node]
+        pool.u32[row, at_ids : at_ids + lay.links] = reading.NONE
+        pool.u32[row, at_back : at_back + lay.backlinks] = reading.NONE
         for at in range(degrees[node]):
             other = links[node, at]
             pool.u32[row, at_ids + at] = nodes[other]
@@ -582,9 +574,9 @@ def write_blocks(pool, lay, first, count, nodes, row_ids, versions, vectors, cod
             pool.u8[row, start : start + lay.code_bytes] = codes[other]
         held = starts[node + 1] - starts[node]
         if held > lay.backlinks:
-            pool.u8[row, FLAGS] = OVERFLOW
-            pool.i64[row, OVERFLOW_REFERENCE] = nodes[node]
+            pool.u8[row, reading.FLAGS] = OVERFLOW
+            pool.i64[row, reading.OVERFLOW_REFERENCE] = nodes[node]
             continue
-        pool.u16[row, BACKLINKS] = held
+        pool.u16[row, reading.BACKLINKS] = held
         for at in range(held):
             pool.u32[row, at_back + at] = nodes[referrers[starts[node] + at]]

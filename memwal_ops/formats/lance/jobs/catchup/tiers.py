@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from memwal_ops.core.figures import polled_options
 from memwal_ops.errors import MemwalOpsError, StorageError, UnsupportedFeatureError
+from memwal_ops.formats.lance import policy
 from memwal_ops.formats.lance.indexes.base_indexes import (
     BaseIndex,
     base_indexes,
@@ -28,16 +29,6 @@ from memwal_ops.formats.lance.indexes.base_indexes import (
 from memwal_ops.formats.lance.indexes.codebook import ScalarBounds, read_codebook, scalar_bounds
 from memwal_ops.formats.lance.indexes.index_faults import FRAGMENTS_IN, dot_product_error, last_client, outdated_zones
 from memwal_ops.formats.lance.options import CatchupOptions
-from memwal_ops.formats.lance.policy import (
-    SEGMENT_FLOOR as FLOOR,
-    SegmentDebt,
-    SegmentPolicy,
-    SegmentSize,
-    is_costly,
-    is_due,
-    is_urgent,
-    pays_at_rest,
-)
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, had_moves
 from memwal_ops.log import get_logger
 
@@ -65,7 +56,7 @@ _REPLACED = -2
 _VERSIONS = 8
 
 
-def debts_of(table: Table, options: CatchupOptions) -> Mapping[str, SegmentDebt]:
+def debts_of(table: Table, options: CatchupOptions) -> Mapping[str, policy.SegmentDebt]:
     """By index, what the next update of it would write. Requests: those of :func:`finds_old_values`."""
     debts = {
         name: _policy(table, index, options).debt(_sizes(table, index), _uncovered(table, index))
@@ -98,11 +89,11 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
         for name in behind
         if merged
         or debts[name].excess
-        or is_costly(sum(sizes[fragment] for fragment in lacking[name].uncovered), debts[name].bytes)
-        or is_due(rows - lacking[name].uncovered_rows, lacking[name].uncovered_rows,
+        or policy.is_costly(sum(sizes[fragment] for fragment in lacking[name].uncovered), debts[name].bytes)
+        or policy.is_due(rows - lacking[name].uncovered_rows, lacking[name].uncovered_rows,
                   anew=is_written_anew(table, indexes[name], options))
     ]  # fmt: skip
-    urgent = [name for name, one in lacking.items() if is_urgent(rows - one.uncovered_rows, one.uncovered_rows)]
+    urgent = [name for name, one in lacking.items() if policy.is_urgent(rows - one.uncovered_rows, one.uncovered_rows)]
     return {
         "indexes": len(indexes),
         "uncovered_rows": max((lack.uncovered_rows for lack in lacking.values()), default=0),
@@ -207,12 +198,12 @@ def _back_to_stale(table: Table, index: BaseIndex, fragments: frozenset[int]) ->
     return 0
 
 
-def _policy(table: Table, index: BaseIndex, options: CatchupOptions) -> SegmentPolicy:
+def _policy(table: Table, index: BaseIndex, options: CatchupOptions) -> policy.SegmentPolicy:
     rows = [segment.rows for segment in _sizes(table, index)]
-    joined = table.is_at_rest(options.rest_after) and pays_at_rest(sum(rows), max(rows), options.tier_factor)
+    joined = table.is_at_rest(options.rest_after) and policy.pays_at_rest(sum(rows), max(rows), options.tier_factor)
     most = options.max_segments if may_have_segments(table, index) and not joined else 1
     # A merge of few vectors may need a new graph of many.
-    return SegmentPolicy(most, options.tier_factor, 0 if index.is_vector else FLOOR)
+    return policy.SegmentPolicy(most, options.tier_factor, 0 if index.is_vector else policy.SEGMENT_FLOOR)
 
 
 def _release(table: Table) -> float:
@@ -227,11 +218,11 @@ def _uncovered(table: Table, index: BaseIndex) -> int:
     return 0 if covers.complete else max(1, covers.uncovered_rows)
 
 
-def _sizes(table: Table, index: BaseIndex) -> list[SegmentSize]:
+def _sizes(table: Table, index: BaseIndex) -> list[policy.SegmentSize]:
     fragments = table.manifest.manifest.fragments
     rows = {fragment.id: fragment.physical_rows - fragment.deletion_file.num_deleted_rows for fragment in fragments}
     return [
-        SegmentSize(sum(rows.get(fragment, 0) for fragment in covered_by([entry])), bytes_of([entry]))
+        policy.SegmentSize(sum(rows.get(fragment, 0) for fragment in covered_by([entry])), bytes_of([entry]))
         for entry in index.segments
     ]
 

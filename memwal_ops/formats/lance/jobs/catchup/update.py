@@ -36,28 +36,9 @@ from memwal_ops.formats.lance.indexes import codebook, index_arguments, index_fa
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import catchup_entry, stale_entries
 from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison, compare_answers, refuse_worse
-from memwal_ops.formats.lance.jobs.catchup.building import (
-    ALWAYS,
-    AUTO,
-    Builders,
-    build_segments,
-    covered_after,
-    kept_segments,
-    method_of,
-    rebuild_arguments,
-    refused,
-)
+from memwal_ops.formats.lance.jobs.catchup import building, tiers
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_rebased
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
-from memwal_ops.formats.lance.jobs.catchup.tiers import (
-    bytes_of,
-    debts_of,
-    finds_old_values,
-    has_too_many_segments,
-    misfit,
-    unlike_segments,
-    why_retrain,
-)
 from memwal_ops.formats.lance.retention.damage import name_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
@@ -87,7 +68,7 @@ class _Run:
     options: CatchupOptions
     note: CommitNote
     context: RunContext
-    builders: Builders
+    builders: building.Builders
     retry: CommitRetry = field(default_factory=CommitRetry)
     methods: dict[str, str] = field(default_factory=dict)
     compared: dict[str, AnswerComparison] = field(default_factory=dict)
@@ -105,8 +86,8 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
 
         check_environment()
     wanted = {index.name: index for index in _wanted(table, options)}
-    debts = debts_of(table, options)
-    builders = Builders(options, context)
+    debts = tiers.debts_of(table, options)
+    builders = building.Builders(options, context)
     reports: list[IndexReport] = []
     for name in _in_order(table, wanted, options):
         report = _planned(table, wanted[name], debts[name], builders, options, context)
@@ -127,13 +108,18 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
 
 
 def _planned(
-    table: Table, index: BaseIndex, debt: SegmentDebt, builders: Builders, options: CatchupOptions, context: RunContext
+    table: Table,
+    index: BaseIndex,
+    debt: SegmentDebt,
+    builders: building.Builders,
+    options: CatchupOptions,
+    context: RunContext,
 ) -> IndexReport:
     need = _need(table, index, options)
     method, why = _method(table, index, options, context)
     if method != "update":
         need = "update"
-    error = refused(table, index, options, method) if need == "update" else None
+    error = building.refused(table, index, options, method) if need == "update" else None
     if need == "unchanged":
         need = _next_need(table, index, options)
     decision = "failed" if error else "would_update" if need == "update" else need
@@ -141,13 +127,13 @@ def _planned(
     report = replace(_report(table, table, index.name, options, decision), error=error, why=why, method=built)
     if decision != "would_update":
         return report
-    arguments = rebuild_arguments(table, index) if method == "rebuild" else None
+    arguments = building.rebuild_arguments(table, index) if method == "rebuild" else None
     choice, _ = builders.choose(table, index, method, arguments)
     return replace(report, bytes_written=_would_write(index, method, debt), engine=choice)
 
 
 def _would_write(index: BaseIndex, method: str, debt: SegmentDebt) -> int:
-    return debt.bytes if method == "update" else max(debt.bytes, bytes_of(index.segments))
+    return debt.bytes if method == "update" else max(debt.bytes, tiers.bytes_of(index.segments))
 
 
 def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> CatchupReport:
@@ -157,7 +143,7 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
     check_rewritable(table)
     if table.is_at_rest(options.rest_after):
         options = replace(options, rest_after=timedelta(0))  # also after its own commits
-    with Builders(options, context) as builders:
+    with building.Builders(options, context) as builders:
         return _catch_up_all(_Run(table, options, CommitNote.new("catchup"), context, builders), started)
 
 
@@ -165,7 +151,7 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
     table, options, context = run.table, run.options, run.context
     wanted = [index.name for index in _wanted(table, options)]
     may_write = any(_next_need(table, index, options) == "update" for index in _wanted(table, options))
-    if may_write or options.retrain == AUTO:
+    if may_write or options.retrain == building.AUTO:
         probe_conditional_writes(table.store)
         if table.listed.has_detached:
             sweep_leftovers(table)
@@ -214,7 +200,7 @@ def _in_budget(run: _Run, name: str) -> bool:
         return True
     if _next_need(run.table, index, run.options) != "update":
         return True
-    debt = debts_of(run.table, run.options)[name]
+    debt = tiers.debts_of(run.table, run.options)[name]
     method, _ = _method(run.table, index, run.options, run.context)
     return not _exceeds(run.options, written, _would_write(index, method, debt))
 
@@ -224,7 +210,7 @@ def _exceeds(options: CatchupOptions, written: int, more: int) -> bool:
 
 
 def _check_options(table: Table, options: CatchupOptions) -> None:
-    if options.retrain == ALWAYS and table.log.keeps_codebooks:
+    if options.retrain == building.ALWAYS and table.log.keeps_codebooks:
         raise errors.InvalidUsageError(
             f"{table.location.uri} has a log: distances from unmerged generations, which have the old centroids, could "
             "not be compared with those from retrained indexes.",
@@ -267,8 +253,8 @@ def _wanted(table: Table, options: CatchupOptions) -> tuple[BaseIndex, ...]:
 def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """The decision for an index: update, below_threshold or unchanged."""
     covers = coverage(index.covered, table.manifest)
-    too_many = len(index.segments) > 1 and has_too_many_segments(table, index, options)
-    if too_many or finds_old_values(table, index) or method_of(table, index, options) != "update":
+    too_many = len(index.segments) > 1 and tiers.has_too_many_segments(table, index, options)
+    if too_many or tiers.finds_old_values(table, index) or building.method_of(table, index, options) != "update":
         return "update"
     if covers.complete:
         return "unchanged"
@@ -390,21 +376,21 @@ def _update(run: _Run, name: str) -> str:
 
 def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: RunContext) -> tuple[str, str | None]:
     """How an index is built, and by which evidence; of an update, what is wrong nevertheless."""
-    method = method_of(table, index, options)
+    method = building.method_of(table, index, options)
     if method != "update":
         return method, None
-    if _may_retrain(table, index, options) and (why := why_retrain(table, index, context)):
+    if _may_retrain(table, index, options) and (why := tiers.why_retrain(table, index, context)):
         return "rebuild", why
     if _need(table, index, options) != "update":
         return method, None
     if anew := (
         index_arguments.has_no_update(index)
         or index_faults.outdated_zones(table, index)
-        or (unlike_segments(table, index, options) if index.is_vector else None)
-        or (_OLD_VALUES if finds_old_values(table, index) else None)
+        or (tiers.unlike_segments(table, index, options) if index.is_vector else None)
+        or (_OLD_VALUES if tiers.finds_old_values(table, index) else None)
     ):
         return "rebuild", anew
-    found = misfit(table, index, context)
+    found = tiers.misfit(table, index, context)
     if found is None:
         return method, None
     return "rebuild" if found.anew else method, found.why
@@ -414,7 +400,7 @@ _OLD_VALUES = "another program let it find rows by values from before a column w
 
 
 def _may_retrain(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
-    return options.retrain == AUTO and index.is_vector and not table.log.keeps_codebooks
+    return options.retrain == building.AUTO and index.is_vector and not table.log.keeps_codebooks
 
 
 def _build_and_publish(run: _Run, table: Table, index: BaseIndex, method: str) -> str:
@@ -425,7 +411,7 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex, method: str) -
     if not table.log.strict_commits:
         run.table = publish_rebased(table, index.name, build, run.note, run.retry)
         return "updated"
-    covered = covered_after(index, build)
+    covered = building.covered_after(index, build)
 
     def change(newest: Table) -> IndexChange:
         generations = catchup_entry(newest, covered, progress_when_built=table.index.merged_generations)
@@ -439,7 +425,7 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex, method: str) -
 def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -> IndexBuild | str:
     """Build segments with which the index answers no worse; as :func:`build_segments`. Raises ``AnswersWorseError``."""
     try:
-        build = build_segments(table, index, run.options, method, run.builders)
+        build = building.build_segments(table, index, run.options, method, run.builders)
     except NotSupportedError as error:
         if method != "update":
             raise
@@ -448,7 +434,7 @@ def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -
     if isinstance(build, str):
         return build
     run.methods[index.name] = method
-    run.written[index.name] += bytes_of(build.added)
+    run.written[index.name] += tiers.bytes_of(build.added)
     try:
         _compare_answers(run, table, index, build)
     except errors.AnswersWorseError as worse:
@@ -465,14 +451,14 @@ def _other_method(table: Table, index: BaseIndex, method: str, options: CatchupO
     """What remains where the build by a method would answer worse: an update after a build anew by evidence alone."""
     if _may_retrain(table, index, options):
         return "rebuild" if method == "update" else None
-    return "update" if method == "rebuild" and method_of(table, index, options) == "update" else None
+    return "update" if method == "rebuild" and building.method_of(table, index, options) == "update" else None
 
 
 def _compare_answers(run: _Run, table: Table, index: BaseIndex, build: IndexBuild) -> None:
     """Refuse, by ``AnswersWorseError``, segments with which the index would answer worse; their files are deleted."""
     accepted = False
     try:
-        entries = [*kept_segments(index, build), *build.added]
+        entries = [*building.kept_segments(index, build), *build.added]
         compared = compare_answers(table, index, entries, run.options.answers, run.note, run.context)
         run.compared[index.name] = compared
         refuse_worse(index, compared, _way_out(table, index, run.methods[index.name]))

@@ -124,7 +124,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
     built = version_4()
     built.manifest.transaction_file = "4-uuid.txn"
 
-    def step(name: str, answer: Any = None) -> None:
+    def step(name: str, answer: Any = None, owner: Any = module) -> None:
         def taken(*arguments: Any, **named: Any) -> Any:
             log.append((name, *arguments[1:], *sorted(named.items())))
             firsts.append(arguments[0])
@@ -132,7 +132,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise faults[name]
             return answer
 
-        monkeypatch.setattr(module, name, taken)
+        monkeypatch.setattr(owner, name, taken)
 
     monkeypatch.setattr(module, "added_files", lambda table, built: frozenset())  # tests/integration/.../test_commit.py
     monkeypatch.setattr(module, "refuse_missing_files", lambda table, added: None)
@@ -141,7 +141,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
     step("check_committable")
     step("_build_detached", DETACHED)
     step("_refuse_rebased")
-    step("stamp_progress", stamped)
+    step("stamp_progress", stamped, module.memwal_index)
     step("_encoded", "encoded stamped")
     step("_refuse_unreadable")
     step("drop_contradicted")
@@ -149,7 +149,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
     step("publish")
     step("verify_in_history")
     step("advance_hint")
-    monkeypatch.setattr(module, "decode_version_manifest", lambda data: built if DETACHED_FILE in data else None)
+    monkeypatch.setattr(
+        module.version_manifest, "decode_version_manifest", lambda data: built if DETACHED_FILE in data else None
+    )
     return SimpleNamespace(log=log, firsts=firsts, faults=faults, built=built, stamped=stamped)
 
 
@@ -397,7 +399,7 @@ def test_what_is_published_is_what_was_built(index_steps: Any, part: str, monkey
             read = replace(read, transaction=None)
         return read
 
-    monkeypatch.setattr(module, "decode_version_manifest", decoded)
+    monkeypatch.setattr(module.version_manifest, "decode_version_manifest", decoded)
     with pytest.raises(InvariantViolatedError, match="differs in more" if part == "fragments" else "does not decode"):
         commit_indexes(table_on(log=index_steps.log), IndexChange(details()), NOTE)
     assert index_steps.log == []

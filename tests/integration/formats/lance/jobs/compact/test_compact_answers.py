@@ -280,7 +280,7 @@ def test_pylance_fails_in_the_middle(made: PlainTable, monkeypatch: pytest.Monke
 def test_a_put_that_arrives_late_finds_its_files(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """pylance does not go on after an unknown outcome: a later version could be refused, and the files deleted."""
     made.create_indexes("IVF_FLAT")
-    real, puts = rebased_commit.publish, []
+    real, puts = rebased_commit.publication.publish, []
 
     def no_response(*put: Any) -> None:
         puts.append(put)
@@ -288,7 +288,7 @@ def test_a_put_that_arrives_late_finds_its_files(made: PlainTable, monkeypatch: 
             raise CommitStateUnknownError("Whether the version was committed is unknown.")
         real(*put)
 
-    monkeypatch.setattr(rebased_commit, "publish", no_response)
+    monkeypatch.setattr(rebased_commit.publication, "publish", no_response)
     with pytest.raises(StorageError, match="unknown"):
         run_job(made.uri, "compact")
     assert len(puts) == 2
