@@ -83,7 +83,7 @@ runbooks/README.md.""",
             detail=True,
         ),
         "regions_gone": job.MetricSpec(
-            "count", "Regions that were merged, without a folder.", role="gone", detail=True
+            "count", "Regions that were merged, without a folder.", exported="regions_gone", role="gone", detail=True
         ),
         "regions_blocked": job.MetricSpec(
             "count", "Regions that the run could not merge completely.", "run", role="blocked"

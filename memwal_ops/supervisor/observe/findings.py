@@ -33,7 +33,7 @@ _DEFERRED = frozenset({"window", "budget", "over_budget", "lease", "earlier", "p
 MAX_BLOCKED = 3
 """So many blocked parts of a table are findings of their own."""
 _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked.md"
-_ELSEWHERE = "runbooks/errors/66-drained_elsewhere.md"
+_ELSEWHERE, _GONE = "runbooks/errors/66-drained_elsewhere.md", "runbooks/alerts/MemwalOpsRegionsGone.md"
 _UNFLUSHED, _NO_WRITES = "runbooks/alerts/MemwalOpsUnflushedRows.md", "runbooks/alerts/MemwalOpsNoWrites.md"
 # A writer that is alive flushes sooner, and one that restarts replays the log first.
 _LEFT_BEHIND = 3600.0
@@ -340,7 +340,7 @@ def writer_findings(table: Mapping[str, Any]) -> Iterator[Finding]:
     if gone := int(backlog.amount("gone") or 0):
         what = f"What {text.counted(gone, 'region')} had not merged is lost: the folder is gone."
         todo = "Restore it, unless it was left out of a copy: memwal-ops verify URI"
-        yield finding(WARNING, what, todo, None, uri=table["uri"])
+        yield finding(WARNING, what, todo, _GONE, uri=table["uri"])
     left, since = int(backlog.amount("unflushed") or 0), backlog.amount("last_write")
     if since is None:
         return
@@ -472,11 +472,10 @@ def _ask_history(file: str, table: Mapping[str, Any], job: str, more: str = "") 
 
 def _why_behind(table: Mapping[str, Any], file: str) -> tuple[str, str]:
     name, job = backlog_job(table)
-    if job is None and not file:
-        by_hand = f"memwal-ops {name} {shlex.quote(table['uri'])}"
-        return "", f"Let a supervisor run {name}, or run it by hand: {by_hand}"
     if job is None:
         by_hand = f"memwal-ops {name} {shlex.quote(table['uri'])}"
+        if not file:
+            return "", f"Let a supervisor run {name}, or run it by hand: {by_hand}"
         return f"No {name} is configured for it.", f"Enable it in {file}, or {name} by hand: {by_hand}"
     ran = _ask_history(file, table, name)
     reasons = (

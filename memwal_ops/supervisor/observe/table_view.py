@@ -57,13 +57,8 @@ def _verdict(backlog: Figures, jobs: Mapping[str, Any]) -> str:
     waits = f"{counted_as(waiting, backlog.noun_of('backlog'))} wait, within the limits" if waiting else "nothing waits"
     running = [name for name, job in jobs.items() if job["state"] == "running"]
     due = min(((job["next_due"], name) for name, job in jobs.items() if job["next_due"]), default=None)
-    then = (
-        f" Running: {', '.join(running)}."
-        if running
-        else f" Next: {due[1]} {findings.due_text(jobs[due[1]])}."
-        if due
-        else ""
-    )
+    then = f" Next: {due[1]} {findings.due_text(jobs[due[1]])}." if due else ""
+    then = f" Running: {', '.join(running)}." if running else then
     unread = "" if findings.is_verified(jobs) else " No verify has read its files yet."
     return f"Nothing to do: nothing is wrong, and {waits}.{then}{unread}"
 

@@ -152,6 +152,7 @@ tables:
       catchup: {{enabled: true, schedule: null, when: generations > 1000}}
       snapshot: {{enabled: true, schedule: null, when: generations > 1000}}
   - {{uri: {root}/left.lance, expect_writes_within: 1h}}
+  - {{uri: {root}/gone.lance}}
   - {{pattern: '{root}/fleet/*.lance', max_tables: 1}}
 """
 
@@ -183,12 +184,14 @@ class Drill:
         assert series.partition("{")[0] in metrics(promql.parse(ALERTS[alert]["expr"])), alert
         until(lambda: series in (found := self.series()) and holds(found[series]))
 
-    def follow(self, alert: str, table: str = "", job: str = "", ends: dict[int, int] | None = None) -> list[str]:
+    def follow(
+        self, alert: str, table: str = "", job: str = "", ends: dict[int, int] | None = None, **more: str
+    ) -> list[str]:
         self.followed.add(alert)
         running = self.running
         variables = {
             "CONFIG": str(running.config), "SERVICE": f"http://127.0.0.1:{running.port}", "URI": self.uri(table),
-            "TABLE": table, "JOB": job, "PID": str(running.process.pid), "INDEX": INDEX,
+            "TABLE": table, "JOB": job, "PID": str(running.process.pid), "INDEX": INDEX, **more,
         }  # fmt: skip
         return follow(PAGES[alert], variables, self.capfd, ends)
 
@@ -266,7 +269,7 @@ def race(drill: Drill, region: str) -> None:
 @pytest.mark.timeout(3600)
 def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
     table, kept = make_tables(tmp_path)
-    left = left_behind(tmp_path)
+    left, gone = left_behind(tmp_path), without_its_log(tmp_path)
     config = tmp_path / "config.yaml"
     good = CONFIG.format(root=tmp_path, port=0)
     config.write_text(good)
@@ -278,6 +281,7 @@ def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest
         tables_are_damaged(drill, table, kept)
         an_index_answers_badly(drill)
         a_writer_is_gone(drill, left)
+        a_region_is_gone(drill, gone)
         a_member_dies(tmp_path)
         the_fleet_is_short(drill)
         the_file_is_bad(drill, good)
@@ -455,6 +459,34 @@ def a_writer_is_gone(drill: Drill, table: Workload) -> None:
     table.flush()
     drill.shows("MemwalOpsUnflushedRows", 'memwal_ops_unflushed_entries{table="left"}', lambda many: many == 0)
     drill.shows("MemwalOpsNoWrites", 'memwal_ops_seconds_since_last_write{table="left"}', lambda age: age < 3600)
+
+
+def without_its_log(root: Path) -> Workload:
+    """A table of which one generation is merged, and another is in a copy alone, with all of the log."""
+    table = Workload(3, regions=1, base_rows=10).create(str(root / "gone.lance"))
+    for rows in ([1], [2, 99]):
+        table.put(rows)
+        table.flush()
+        if rows == [1]:
+            merge.apply(open_table(table.uri), merge.MergeOptions())
+    table.close()
+    (root / "backup").mkdir()
+    shutil.move(root / "gone.lance/_mem_wal", root / "backup")
+    return table
+
+
+def a_region_is_gone(drill: Drill, table: Workload) -> None:
+    series, region = 'memwal_ops_regions_gone{table="gone"}', table.regions[0]
+    drill.shows("MemwalOpsRegionsGone", series, lambda many: many == 1)
+    first, found, _, _, _, merged = drill.follow(
+        "MemwalOpsRegionsGone", "gone", BACKUP=str(drill.root / "backup"), REGION=region
+    )
+    assert "had not merged is lost" in first
+    assert region in found
+    assert "progress_of_unknown_region" in found
+    assert "merged" in merged
+    assert_same(read_base(table.uri), table.expected())
+    drill.shows("MemwalOpsRegionsGone", series, lambda many: many == 0)
 
 
 def foreign_centroids(root: Path) -> None:

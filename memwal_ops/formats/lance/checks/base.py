@@ -179,6 +179,7 @@ def _without_folder(table: Table, region_id: UUID, place: str, evidence: str) ->
     return Inconsistency(
         Severity.WARNING, "progress_of_unknown_region", place, evidence, "What the region had not merged is lost.",
         f"Restore _mem_wal/{region_id} from a backup, unless it was removed, or left out of a copy, on purpose.",
+        "runbooks/alerts/MemwalOpsRegionsGone.md",
     )  # fmt: skip
 
 

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader, LanceFileWriter
 
-from memwal_ops import run_job
+from memwal_ops import open_table, run_job
+from memwal_ops.core.figures import Figures
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.memwal import RegionWriter, create_mem_wal
+from memwal_ops.supervisor.observe.findings import writer_findings
 from tests.integration.formats.lance.jobs.verify_tables import DAMAGES, build, waiting
 from tests.support.gc_options import AT_ONCE
 from tests.support.run_cli import contents, run_here
@@ -113,6 +115,13 @@ def test_a_region_that_is_gone_is_not_healthy(
     checked = run_here(capfd, "check", "--nagios", uri)
     assert checked.code == 1, checked.out
     assert "had not merged is lost" in checked.out
+    page = "runbooks/alerts/MemwalOpsRegionsGone.md"
+    found = [one for one in verified(uri)["findings"] if one["check"] == "progress_of_unknown_region"]
+    polled = Figures(open_table(uri).jobs["merge"].job.backlog(open_table(uri)), "lance")
+    (told,) = writer_findings({"uri": uri, "format": "lance", "backlog": polled.values})
+    assert {one["runbook"] for one in [*found, told]} == {page}
+    exported = {metric.exported: polled.values.get(name) for name, metric in polled.metrics.items()}
+    assert exported["regions_gone"] == len(found)
     assert run_here(capfd, "check", "--nagios", clone).code == 0
 
 
