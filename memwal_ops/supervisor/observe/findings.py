@@ -519,12 +519,23 @@ WAITS = {
 
 
 def waits_text(job: Mapping[str, Any]) -> str:
-    """Return what a due job waits for."""
-    return f"waits for {WAITS.get(job['waiting_for'], job['waiting_for'])}"
+    """Return what a due job waits for; how long it has waited, where that is not as configured."""
+    if job["waiting_for"] is None:
+        return "about to start"
+    waits = f"has waited {text.time_text(job['waiting_seconds'])}" if job["waiting_seconds"] else "waits"
+    return f"{waits} for {WAITS.get(job['waiting_for'], job['waiting_for'])}"
+
+
+def next_job(jobs: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the job that has waited longest to be started, or else is due first; None: there is none."""
+    due = [name for name, job in jobs.items() if job["waiting_seconds"] or job["next_due"]]
+    return min(due, key=lambda name: (-jobs[name]["waiting_seconds"], jobs[name]["next_due"] or ""), default=None)
 
 
 def due_text(job: Mapping[str, Any]) -> str:
-    """Return when a job is due next."""
+    """Return when a job is due next, or what it waits for."""
+    if job["waiting_seconds"]:
+        return waits_text(job)
     if job["backoff_seconds"]:
         return f"in {text.time_text(job['backoff_seconds'])}"
     if job["next_due"] is None:

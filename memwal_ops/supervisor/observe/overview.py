@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
@@ -60,7 +61,8 @@ class Row:
         coverage: the share of rows that the least complete index covers; ``recall``: the lowest of its vector indexes.
         waiting: the backlog, counted in ``noun``; ``age``: seconds that its oldest part waits; ``blocked``: no job
             processes a part of it.
-        last: the job that ran last, its outcome and when it ended; ``next``: the job that is due next, and when.
+        last: the job that ran last, its outcome and when it ended; ``next``: the job that is due next, and when;
+            ``next_waits``: what it has waited for since then; empty: it does not.
         cost: what its runs of the last week cost.
     """
 
@@ -89,6 +91,7 @@ class Row:
     last: str | None
     next_job: str
     next: str | None
+    next_waits: str
     running: str
     paused: bool
     verified: bool
@@ -107,11 +110,13 @@ def row_of(
     jobs = applicable_jobs(table)
     nothing: tuple[str, Mapping[str, Any]] = ("", {})
     ran = max(jobs.items(), key=lambda one: one[1]["last_finished"] or "", default=nothing)
-    due = min(jobs.items(), key=lambda one: one[1]["next_due"] or "~", default=nothing)
+    due_job = findings.next_job(jobs) or ""
     worst_finding = max(reported, key=lambda one: findings.severity(findings.level_of_finding(one)), default=None)
     held = backlog.amount("held")
     ran_job, ran_last = ran if ran[1].get("last_finished") else nothing
-    due_job, due_next = due if due[1].get("next_due") else nothing
+    due_next = jobs.get(due_job, {})
+    waits = findings.waits_text(due_next) if due_next.get("waiting_seconds") else ""
+    since = datetime.now(UTC) - timedelta(seconds=due_next.get("waiting_seconds", 0.0))
     return Row(
         name=table["name"], uri=table["uri"], format=table["format"] or "", folder=_folder(table["uri"]),
         state=table["state"], read=table["looked_at"] is not None,
@@ -123,7 +128,8 @@ def row_of(
         recall=min(recalls, default=None), waiting=backlog.amount("backlog"), noun=backlog.noun_of("backlog"),
         age=backlog.amount("age"), blocked=bool(backlog.amount("blocked")),
         last_job=ran_job, last_outcome=ran_last.get("last_outcome") or "",
-        last=ran_last.get("last_finished"), next_job=due_job, next=due_next.get("next_due"),
+        last=ran_last.get("last_finished"), next_job=due_job, next_waits=waits,
+        next=since.isoformat() if waits else due_next.get("next_due"),
         running=", ".join(name for name, job in jobs.items() if job["state"] == "running"),
         paused=bool(table.get("paused")) or any(job.get("paused") for job in jobs.values()),
         verified=findings.is_verified(jobs), cost=cost, labels=table.get("labels", {}),
@@ -231,20 +237,8 @@ GROUPS: dict[str, Callable[[Row], str]] = {
 _LABEL = "label:"
 _LABELS = re.compile(r"label:[A-Za-z0-9_.-]{1,63}")
 _VALUES = (
-    "name",
-    "format",
-    "rows",
-    "held",
-    "free",
-    "parts",
-    "coverage",
-    "recall",
-    "waiting",
-    "age",
-    "last",
-    "next",
-    "cost",
-)
+    "name", "format", "rows", "held", "free", "parts", "coverage", "recall", "waiting", "age", "last", "next", "cost",
+)  # fmt: skip
 SORTS: dict[str, Callable[[Row], Any]] = {
     **{name: attrgetter(name) for name in _VALUES},
     "size": attrgetter("bytes"),
@@ -327,13 +321,9 @@ class FleetQuery:
 def _has_state(row: Row, state: str) -> bool:
     if (level := STATES[state]) is not None:
         return row.level == level
-    return (
-        row.state == findings.NOT_READ
-        if state == findings.NOT_READ
-        else row.paused
-        if state == "paused"
-        else bool(row.running)
-    )
+    if state == findings.NOT_READ:
+        return row.state == findings.NOT_READ
+    return row.paused if state == "paused" else bool(row.running)
 
 
 def _label_of(row: Row, name: str) -> str:

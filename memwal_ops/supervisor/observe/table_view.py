@@ -56,8 +56,7 @@ def _verdict(backlog: Figures, jobs: Mapping[str, Any]) -> str:
     waiting = int(backlog.amount("backlog") or 0)
     waits = f"{counted_as(waiting, backlog.noun_of('backlog'))} wait, within the limits" if waiting else "nothing waits"
     running = [name for name, job in jobs.items() if job["state"] == "running"]
-    due = min(((job["next_due"], name) for name, job in jobs.items() if job["next_due"]), default=None)
-    then = f" Next: {due[1]} {findings.due_text(jobs[due[1]])}." if due else ""
+    then = f" Next: {due} {findings.due_text(jobs[due])}." if (due := findings.next_job(jobs)) else ""
     then = f" Running: {', '.join(running)}." if running else then
     unread = "" if findings.is_verified(jobs) else " No verify has read its files yet."
     return f"Nothing to do: nothing is wrong, and {waits}.{then}{unread}"
@@ -71,8 +70,7 @@ def asked_view(table: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> l
             continue
         doing = job.get("progress") or {}
         text = f"running for {time_text(job['running_seconds'])}{_progress(job, ', ')}"
-        if job["state"] != "running":
-            text = findings.waits_text(job) if job["waiting_for"] else "about to start"
+        text = text if job["state"] == "running" else findings.waits_text(job)
         share = doing["done"] / doing["total"] if doing.get("total") else None
         shown[name] = {"job": name, **asked, "text": text, "busy": True, "run": None, "share": share}
     for run in runs:
@@ -346,7 +344,8 @@ def _job_row(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     lease = job["lease"]
     suffix = " (this service)" if lease["state"] == "held" else ""
     return {
-        "name": name, "state": job["state"], "progress": _progress(job), "acts": [], "due": findings.due_text(job),
+        "name": name, "state": job["state"], "progress": _progress(job), "acts": [],
+        "due": "now" if job["waiting_for"] and not job["backoff_seconds"] else findings.due_text(job),
         "running": f"running for {time_text(job['running_seconds'])}" if job["state"] == "running" else "",
         "waits": f"due, {findings.waits_text(job)}" if job["waiting_for"] else "", "outcome": job["last_outcome"] or "",
         "last": job["last_finished"], "success": job["last_success"], "failures": job["consecutive_failures"],

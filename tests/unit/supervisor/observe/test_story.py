@@ -10,6 +10,7 @@ import pytest
 
 from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.http.access import Viewer
+from memwal_ops.supervisor.observe import findings
 from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.table_view import achieved_text, asked_view, attributed, runs_chart, writes_chart
 from tests.support.fleet import HISTORY, FakeLedger, FakeTables, fleet, job, pages_of, run, status, table
@@ -99,6 +100,25 @@ def test_a_table_in_order_says_that_there_is_nothing_to_do() -> None:
     assert "Nothing to do: nothing is wrong, and 2 generations wait, within the limits." in page
     for other in (table("a", waiting=140), table("a", paused={"until": None, "reason": "", "by": "ann"})):
         assert "Nothing to do" not in pages_of(status([other])).table("a").body.decode()
+
+
+def test_a_job_that_waits_for_a_worker_is_not_due_in_an_hour() -> None:
+    """It is due now: its timer fires later, and another job's sooner; each page tells for how long it has waited."""
+    waiting = job(state="queued", waiting_for="worker", waiting_seconds=300.0, next_due=ago(hours=-23))
+    window = job(state="queued", waiting_for="window", next_due=ago(hours=-23))
+    starts = job(state="leasing", waiting_seconds=2.0, next_due=ago(hours=-23))
+    one = table("a", waiting=0, jobs={"merge": job(), "compact": waiting, "expire": window, "gc": starts})
+    pages = pages_of(status([one]))
+    page = pages.table("a").body.decode()
+    assert "Next: compact has waited 5 min for a worker." in page
+    assert "due, has waited 5 min for a worker" in page
+    assert re.findall(r'data-l="due">([^<]+)<', page) == [findings.due_text(job()), "now", "now", "about to start"]
+    assert "in 23 h" not in page
+    assert 'compact <span class="soft">has waited 5 min for a worker</span>' in pages.tables().body.decode()
+    assert findings.next_job({"merge": job(), "gc": job(next_due=None)}) == "merge"
+    assert findings.next_job({"gc": job(next_due=None)}) is None
+    alike = {name: job(next_due=due, waiting_seconds=3.0) for name, due in (("gc", None), ("merge", ago(hours=1)))}
+    assert findings.next_job(alike) == "gc", "by a trigger, without a schedule"
 
 
 def test_columns_of_jobs_without_a_value_are_not_shown() -> None:
