@@ -351,7 +351,7 @@ def _run(table: protocols.Table, options: MaintenanceOptions, context: RunContex
 
     for known in ordered(registered.values()):
         if known.name not in table.jobs:
-            why = f"{known.name} does not apply to this table"
+            why = str(run.why_not(table, known.name)).removesuffix(".")
             steps.append(StepReport(known.name, known.deletes, skipped=why, applies=False))
             continue
         spec = table.jobs[known.name]  # with the code for this table's layout

@@ -167,7 +167,7 @@ class ExplainsJobs(Protocol):
     """A table that gives a reason for each job that does not apply to it; optional."""
 
     def why_not(self, job: str) -> MemwalOpsError | None:
-        """The reason, with what to do; None: there is no such job, or no particular reason."""
+        """The reason, with what to do; None: it applies, there is no such job, or no particular reason."""
 
 
 @dataclass(frozen=True, slots=True)

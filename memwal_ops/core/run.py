@@ -334,21 +334,21 @@ def _as_own(spec: JobSpec, options: Options) -> Options:
 
 
 def applicable(table: Table, job: str) -> JobSpec:
-    """The spec of a job that applies to a table.
+    """The spec of a job that applies to a table. Raises as :func:`why_not`."""
+    if job not in table.jobs:
+        raise why_not(table, job)
+    return table.jobs[job]
 
-    Raises:
-        InvalidUsageError: it does not apply; the remedy lists the jobs that do.
-        MemwalOpsError: the table itself has a reason why it does not (:class:`ExplainsJobs`).
+
+def why_not(table: Table, job: str) -> errors.MemwalOpsError:
+    """Why a job does not apply: the table's own reason (:class:`ExplainsJobs`), or ``InvalidUsageError``.
+
+    The remedy lists the jobs that do.
     """
-    spec = table.jobs.get(job)
-    if spec is None:
-        listed = ", ".join(sorted(table.jobs))
-        why = table.why_not(job) if isinstance(table, ExplainsJobs) else None
-        if why is not None:
-            why.remedy = f"{why.remedy} The jobs that apply: {listed}."
-            raise why
-        raise errors.InvalidUsageError(
-            f"{job} does not apply to {table.location.address}, a {table.format.name} table.",
-            remedy=f"The jobs that do: {listed}.",
-        )
-    return spec
+    own = table.why_not if isinstance(table, ExplainsJobs) else lambda _: None
+    listed = ", ".join(sorted(name for name in table.jobs if own(name) is None))
+    if (why := own(job)) is not None:
+        why.remedy = f"{why.remedy} The jobs that apply: {listed}."
+        return why
+    what = f"{job} does not apply to {table.location.address}, a {table.format.name} table."
+    return errors.InvalidUsageError(what, remedy=f"The jobs that do: {listed}.")

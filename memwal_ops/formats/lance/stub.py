@@ -74,7 +74,8 @@ class StubTable(GuardedTable):
 
     def why_not(self, job: str) -> errors.MemwalOpsError | None:
         """A job applies to tables."""
-        return errors.NotALanceTableError(self.evidence) if job in registry.job_specs("lance") else None
+        refused = job in registry.job_specs("lance").keys() - self.jobs.keys()
+        return errors.NotALanceTableError(self.evidence) if refused else None
 
     def has_revision(self, revision: int) -> bool:
         """It has none."""

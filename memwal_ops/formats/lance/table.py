@@ -33,7 +33,7 @@ from memwal_ops.formats.lance.wire.names import (
 )
 from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, decode_version_hint, region_records
 from memwal_ops.storage.export_file import NotExportedError
-from memwal_ops.storage.external_manifests import refuse_plain_uri
+from memwal_ops.storage.external_manifests import manifest_entries, refuse_plain_uri
 from memwal_ops.storage.locations import LOCAL, Location
 from memwal_ops.storage.objects import is_empty
 
@@ -103,9 +103,11 @@ class Table(GuardedTable):
         return {name: spec.for_layout(layout) for name, spec in registered.items() if spec.applies_to(layout)}
 
     def why_not(self, job: str) -> errors.MemwalOpsError | None:
-        """Why a job that is not among :attr:`jobs` does not apply; None: there is no such job."""
-        known = job in registry.job_specs(_FORMAT)
-        return self.layout.why_not(self, job) if known and not self.log.exists else None
+        """Why a job does not apply, or (migrate) has nothing to do here; None: it applies, or there is no such job."""
+        if self.log.exists or job not in registry.job_specs(_FORMAT):
+            return None
+        idle = job == "migrate" and self.layout is layouts.NONE and manifest_entries(self.store) is None
+        return self.layout.why_not(self, job) if idle or job not in self.jobs else None
 
     @property
     def revision(self) -> int:

@@ -171,7 +171,8 @@ class Copy(GuardedTable):
 
     def why_not(self, job: str) -> errors.MemwalOpsError | None:
         """A copy is not an index folder."""
-        del job
+        if job in self.jobs:
+            return None
         return errors.UnsupportedFeatureError(
             f"{self.location.uri} is a copy of an index folder, which cannot be used in place.",
             remedy=f"Restore it: memwal-ops snapshot {self.location.uri} FOLDER.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -67,6 +68,10 @@ def test_maintain_does_all_that_applies(made: PlainTable) -> None:
         "merge": "not_applicable", "catchup": "caught_up", "compact": "compacted", "snapshot": "not_applicable",
         "expire": "expired", "gc": "nothing_to_delete",
     }  # fmt: skip
+    because = "does not apply to .* a Lance table without a MemWAL index, so there is no log to merge"
+    for step in (step for step in report.to_json()["steps"] if step["decision"] == "not_applicable"):
+        assert re.fullmatch(f"{step['step']} {because}", step["because"])
+    assert "there is no log to merge. catchup" in " ".join(report.describe().split())
     healthy(made)
     assert len(made.dataset.get_fragments()) == 2, "the vector index has a segment of its own for what was new"
     second = run_job(made.uri, "maintain", apply=True).to_json()["steps"][1]["report"]["indexes"]

@@ -111,8 +111,9 @@ def test_no_other_job_takes_it_for_a_table(stub: Path) -> None:
         with pytest.raises(NotALanceTableError):
             run_job(str(stub), job)
     found = open_table(str(stub), job="repair")
-    with pytest.raises(NotALanceTableError, match="is a stub"):
+    with pytest.raises(NotALanceTableError, match="is a stub") as refused:
         run_job(found, "gc", apply=True)
+    assert refused.value.remedy.endswith("The jobs that apply: repair.")
 
 
 def test_a_table_that_is_created_meanwhile_is_not_touched(stub: Path) -> None:
