@@ -66,11 +66,12 @@ class Need:
     """What a job would do.
 
     Attributes:
-        rows: rows that it would merge, index or rewrite; None: not known.
+        rows: rows that it would merge, index or rewrite, each counted once; None: not known.
         later: bytes that it can free when they are old enough: of young versions, and of files that no version needs,
             as compactions that were killed leave them.
         by: when all of these are old enough, as ISO 8601; None: there are none.
         versions: versions that it would read or delete.
+        indexed: rows that it would index, counted for each index, as past runs count them; 0: ``rows``.
     """
 
     job: str
@@ -81,6 +82,7 @@ class Need:
     by: str | None = None
     now: bool = True
     versions: int = 0
+    indexed: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The ``needs`` entry."""

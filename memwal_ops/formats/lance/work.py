@@ -58,7 +58,7 @@ def work_of(table: Table, need: Need) -> Work:
     """See :class:`memwal_ops.core.outlook.EstimatesWork`."""
     fragments = table.manifest.manifest.fragments
     rows = sum(fragment.physical_rows for fragment in fragments)
-    moved = rows if need.rows is None else need.rows  # not known: no more than the table has is a guess
+    moved = rows if need.rows is None else need.indexed or need.rows  # not known: no more than the table has is a guess
     written = moved * sum(file.file_size_bytes for one in fragments for file in one.files) // max(rows, 1)
     remote = 0.0 if table.location.scheme in LOCAL else _REQUEST
     if need.versions:

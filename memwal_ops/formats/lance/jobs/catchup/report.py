@@ -111,7 +111,8 @@ class CatchupReport:
     """Report of a run. ``decision`` is one of caught_up, unchanged, no_indexes, incomplete, dry_run.
 
     ``blocked`` are regions that reuse the id of another one: ``index_catchup`` does not apply to them. With
-    ``keeps_codebooks`` vector indexes may not be retrained in place. ``cost``: of a plan, what a run reads and writes.
+    ``keeps_codebooks`` vector indexes may not be retrained in place. ``cost``: of a plan, what a run reads and writes;
+    ``rows``: those that an index which it would update lacks, each counted once.
     """
 
     decision: CatchupDecision
@@ -123,6 +124,7 @@ class CatchupReport:
     blocked: tuple[BlockedRegion, ...] = ()
     keeps_codebooks: bool = True
     cost: NextRun | None = None
+    rows: int = 0
 
     @property
     def failures(self) -> tuple[MemwalOpsError, ...]:
@@ -144,7 +146,7 @@ class CatchupReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``catchup --json``."""
-        values = document(self, "keeps_codebooks", "cost")
+        values = document(self, "keeps_codebooks", "cost", "rows")
         if self.cost is None:
             return values
         cost = self.cost
@@ -155,8 +157,9 @@ class CatchupReport:
         """What a run would update, and what it would refuse."""
         behind = [index for index in self.indexes if index.decision == "would_update"]
         if behind:
-            rows = sum(index.uncovered_rows for index in behind)
-            yield Need("catchup", f"update {counted(len(behind), 'index', 'indexes')}", rows=rows)
+            indexed = sum(index.uncovered_rows for index in behind)
+            what = f"update {counted(len(behind), 'index', 'indexes')}"
+            yield Need("catchup", what, rows=self.rows, indexed=indexed)
         for index in self.indexes:
             if index.error is not None:
                 what = f"refuse to update {index.name}: {index.error.reason}"

@@ -96,8 +96,10 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
             why = "The run would use its --max-bytes; the next run would continue."
             report = replace(report, decision="over_budget", why=why, method=None, engine=None, bytes_written=0)
         reports.append(report)
+    updated = [wanted[report.name].covered for report in reports if report.decision == "would_update"]
     return CatchupReport(
         decision=CatchupDecision.DRY_RUN,
+        rows=coverage(frozenset.intersection(*updated), table.manifest).uncovered_rows if updated else 0,
         run_id=str(uuid.uuid4()),
         indexes=tuple(reports),
         version=table.version,
