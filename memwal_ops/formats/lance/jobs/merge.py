@@ -115,7 +115,13 @@ class MergeReport(MergeOutcome):
     def describe(self) -> str:
         """The report as text for people."""
         generations = sum(len(entry.merge_pass.generations) for entry in self.passes)
-        parts = [headline(self.decision, generations, len(self.passes), self.seconds)]
+        accepted = {
+            (one.fault.region_id, drop.flushed.generation)
+            for one in self.drained
+            if one.adoptable
+            for drop in one.fault.drops
+        }
+        parts = [headline(self.decision, generations, len(self.passes), self.seconds, len(accepted))]
         if self.engine == "spark" or self.fell_back:
             parts.append(paragraph(f"Engine: {self.engine} ({self.engine_reason.removesuffix('.')})."))
         if self.passes:
@@ -164,20 +170,21 @@ def _figures(entry: MergePassReport) -> list[str]:
     return [f"{known}{rows:,}", f"{known}{size_text(size)}"]
 
 
-def headline(decision: MergeDecision, generations: int, passes: int, seconds: float) -> str:
-    """The first sentence of a report, of any layout."""
+def headline(decision: MergeDecision, generations: int, passes: int, seconds: float, accepted: int = 0) -> str:
+    """The first sentence of a report, of any layout. ``accepted``: generations that another program dropped."""
     done, took = counted(generations, "generation"), counted(passes, "pass", "passes")
+    theirs = f"{counted(accepted, 'generation')} that another program dropped" if accepted and not generations else ""
     match decision:
         case "merged":
-            return f"merged: {done} in {took}, {seconds:.2f} s."
+            return f"merged: {f'accepted {theirs}' if theirs else f'{done} in {took}'}, {seconds:.2f} s."
         case "nothing_to_merge":
             return "nothing_to_merge: every flushed generation is in the base table already."
         case "superseded":
             return "superseded: another merger merged all generations that waited when this one began."
         case "dry_run":
-            return f"dry_run: would merge {done} in {took}; nothing was changed."
+            return f"dry_run: would {f'accept {theirs}' if theirs else f'merge {done} in {took}'}; nothing was changed."
         case _ if not generations:
-            return "blocked: nothing was merged, see below."
+            return f"blocked: {f'accepted {theirs}, but' if theirs else 'nothing was merged,'} see below."
         case _:
             return f"blocked: {done} merged in {took}, but see below."
 

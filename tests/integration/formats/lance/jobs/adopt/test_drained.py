@@ -111,6 +111,18 @@ def test_what_it_merged_is_recorded_once(tmp_path: Path, capfd: pytest.CaptureFi
     assert merge.backlog(open_table(uri))["merged_elsewhere"] >= 1
 
 
+def test_a_merge_that_only_accepts_says_what_it_accepted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    uri = flushed(tmp_path)
+    numbers = [one.generation for one in open_table(uri).region(UUID(small.REGION)).latest().flushed_generations]
+    theirs(uri)
+    accepted = f"{len(numbers)} generations that another program dropped"
+    planned = run_here(capfd, "merge", uri, "--accept-drained", "--dry-run").out
+    assert planned.startswith(f"dry_run: would accept {accepted}; nothing was changed.\n")
+    done = run_here(capfd, "merge", uri, "--accept-drained").out
+    assert done.startswith(f"merged: accepted {accepted}, ")
+    assert f"They are recorded as merged up to generation {numbers[-1]}." in " ".join(done.split())
+
+
 @pytest.mark.parametrize("folders", [True, False])
 def test_what_it_did_not_merge_is_listed_again(tmp_path: Path, folders: bool) -> None:
     uri = flushed(tmp_path)
