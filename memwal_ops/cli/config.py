@@ -139,20 +139,18 @@ def _shown(problem: Problem) -> dict[str, object]:
 
 
 def describe_problems(file: str, problems: tuple[Problem, ...], *, mark: str = "error") -> str:
-    """Return the problems as a compiler prints them: file, line, the error, and the fix."""
-    lines = []
+    """Return the problems as a compiler prints them: file, line, the error, and the fix; above errors their number."""
+    lines = [f"invalid: {counted(len(problems), 'error')}."] if mark == "error" else []
     for problem in problems:
         line = "" if problem.line is None else f":{problem.line}"
         where = f"{place_text(problem.place)}: " if problem.place else ""
         message = f"{file}{line}: {mark}: {where}{problem.message}"
         lines += [printable(redact(message)), f"    {printable(printing.with_pages(redact(problem.fix)))}"]
-    if mark == "error":
-        lines.append(f"invalid: {counted(len(problems), 'error')}.")
     return "\n".join(lines)
 
 
 def describe(settings: Settings) -> str:
-    """Return the effective configuration, one value with its source per line; without empty defaults."""
+    """Return the verdict, warnings, and the effective configuration: one value per line; without empty defaults."""
     values = settings.effective()
     lines = [
         f"{key}: {value if isinstance(value, str) else json.dumps(value)}  # {source}"
@@ -160,8 +158,7 @@ def describe(settings: Settings) -> str:
         if source is not DEFAULT or value not in (None, [])
     ]
     hidden = len(values) - len(lines)
-    if settings.warnings:
-        lines.append(describe_problems(settings.path, settings.warnings, mark="warning"))
     entries = counted(len(settings.tables), "entry", "entries")
-    lines.append(f"valid: {entries} in tables. {hidden} keys are not given and have no default (--json shows them).")
-    return "\n".join(lines)
+    verdict = f"valid: {entries} in tables. {hidden} keys are not given and have no default (--json shows them)."
+    warnings = [describe_problems(settings.path, settings.warnings, mark="warning")] if settings.warnings else []
+    return "\n".join([verdict, *warnings, *lines])

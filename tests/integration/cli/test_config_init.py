@@ -119,3 +119,14 @@ def test_more_tables_than_an_entry_finds_by_default(tmp_path: Path, capfd: pytes
     file = written(capfd, tmp_path, "--database", str(tmp_path / "db"))
     assert load_settings(str(file), {}).tables[0].max_tables == 2002
     assert "  #   and 971 more\n" in file.read_text()
+
+
+def test_the_verdict_of_a_configuration_is_its_first_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "memwal.yaml"
+    file.write_text(f"tables:\n  - uri: {tmp_path}/a.lance\n")
+    good = run_here(capfd, "config", "check", str(file))
+    assert good.out.startswith("valid: 1 entry in tables. ")
+    file.write_text(f"log_levle: info\ntables:\n  - uri: {tmp_path}/a.lance\n")
+    bad = run_here(capfd, "config", "check", str(file))
+    assert (bad.code, bad.out.splitlines()[0]) == (50, "invalid: 1 error.")
+    assert bad.out.splitlines()[1].startswith(f"{file}:1: error: log_levle: ")
