@@ -145,7 +145,7 @@ def describe_problems(file: str, problems: tuple[Problem, ...], *, mark: str = "
         line = "" if problem.line is None else f":{problem.line}"
         where = f"{place_text(problem.place)}: " if problem.place else ""
         message = f"{file}{line}: {mark}: {where}{problem.message}"
-        lines += [printable(redact(message)), f"    {printable(printing.with_pages(redact(problem.fix)))}"]
+        lines += [printable(redact(message)), f"    {printable(redact(problem.fix))}"]
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from memwal_ops.cli import options
-from memwal_ops.cli.printing import echo_result, page_path
+from memwal_ops.cli.printing import echo_result
 from memwal_ops.errors import InvalidUsageError, runbook
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.state.directory import history_path
@@ -92,7 +92,7 @@ def _errors(failed: list[dict[str, Any]]) -> list[str]:
     for run in failed:
         error = run["error"]
         page = runbook(run["exit_code"] or 0, error["reason"])
-        text = f"{error['message']} {error['remedy'] or ''} ({error['reason']}{f'; {page_path(page)}' if page else ''})"
+        text = f"{error['message']} {error['remedy'] or ''} ({error['reason']}{f'; {page}' if page else ''})"
         jobs.setdefault((run["table"], text), {})[run["job"]] = None
     shown = [*jobs.items()][:_SHOWN_ERRORS]
     parts = [paragraph(f"{table} {', '.join(names)}: {text}", hanging="  ") for (table, text), names in shown]

@@ -245,7 +245,7 @@ def _on_each(
             output = printing.error_document(error) if as_json else f"Error ({error.reason}): {error}\n  {error.remedy}"
             code = error.exit_code
         if not as_json:
-            printing.echo(f"{chr(10) if codes else ''}{name}\n{output}")
+            printing.echo_result(None, f"{chr(10) if codes else ''}{name}\n{output}", as_json=False)
         documents[name] = output
         codes.append(code)
     if not documents:
@@ -265,10 +265,7 @@ def _is_stub(uri: str, storage: dict[str, str]) -> bool:
 
 
 def _printed(output: Any, code: int, *, as_json: bool) -> int:
-    if as_json:
-        printing.echo_json(output)
-    else:
-        printing.echo(str(output))
+    printing.echo_result(output, str(output), as_json=as_json)
     return code
 
 

@@ -17,7 +17,7 @@ from memwal_ops import errors
 from memwal_ops.storage.options import redact
 from memwal_ops.text import printable
 
-_PAGE = re.compile(r"\b(?:docs|runbooks)/[\w/.-]+\.md\b")
+_PAGE = re.compile(r"(?<![\w/.-])(?:docs|runbooks)/[\w/.-]+\.md\b")
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -34,11 +34,11 @@ def echo_json(document: object, *, default: Callable[[object], object] | None = 
 
 
 def echo_result(document: object, text: str, *, as_json: bool) -> None:
-    """Print the result of a command: its document, or its human-readable text."""
+    """Print the result of a command: its document, or its human-readable text, with pages as paths to open."""
     if as_json:
         echo_json(document)
     else:
-        echo(text)
+        echo(with_pages(text))
 
 
 def page_path(page: str) -> str:

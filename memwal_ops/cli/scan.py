@@ -13,7 +13,7 @@ from memwal_ops import errors, text
 from memwal_ops.cli import config_init
 from memwal_ops.cli.ledger import RunHistory
 from memwal_ops.cli.options import TABLE, json_output, storage_options
-from memwal_ops.cli.printing import echo_result, page_path
+from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
 from memwal_ops.core import maintain, registry
 from memwal_ops.core.answers import PAGE, BadAnswers
@@ -188,7 +188,7 @@ def _bad(table: maintain.Scanned, bad: BadAnswers) -> str:
         text.paragraph(f"{'WRONG' if bad.wrong else 'RECALL'}: {_name(table.uri)}: {bad.describe()}", hanging="  ")
     ]
     lines.append(text.paragraph(text.for_table(bad.remedy, table.uri), indent="  ", hanging="  "))
-    return "\n".join([*lines, f"  See {page_path(PAGE)}"])
+    return "\n".join([*lines, f"  See {PAGE}"])
 
 
 def _writers(scanned: Sequence[maintain.Scanned]) -> list[str]:

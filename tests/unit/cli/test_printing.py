@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 import unicodedata
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import lance
+import pyarrow as pa
 import pytest
 
 import memwal_ops
@@ -194,3 +197,18 @@ def test_half_a_uri_is_no_relative_path(uri: str) -> None:
     with pytest.raises(InvalidUsageError, match="is not a valid URI; write"):
         resolve(uri)
     assert resolve(f"./{uri}").uri == os.path.abspath(uri)
+
+
+def test_a_report_names_pages_by_paths_that_open(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of the project's folder, where a relative path leads nowhere."""
+    made = Workload(1, regions=1, base_rows=10).create(str(tmp_path / "t.lance"))
+    made.put([2])
+    made.close()
+    lance.write_dataset(pa.table({"a": [1]}), made.uri, mode="overwrite")
+    monkeypatch.chdir(tmp_path)
+    shown = run_here(capfd, "inspect", made.uri)
+    [page] = re.findall(r"[^\s(]*runbooks/[\w/.-]+\.md", shown.out)
+    assert os.path.isfile(page), page
+    assert page.endswith("/runbooks/errors/05-no_memwal_index.md")
