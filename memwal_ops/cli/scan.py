@@ -184,11 +184,9 @@ def _describe(scanned: Sequence[maintain.Scanned], skipped: Sequence[maintain.No
 
 
 def _bad(table: maintain.Scanned, bad: BadAnswers) -> str:
-    lines = [
-        text.paragraph(f"{'WRONG' if bad.wrong else 'RECALL'}: {_name(table.uri)}: {bad.describe()}", hanging="  ")
-    ]
-    lines.append(text.paragraph(text.for_table(bad.remedy, table.uri), indent="  ", hanging="  "))
-    return "\n".join([*lines, f"  See {PAGE}"])
+    head = f"{'WRONG' if bad.wrong else 'RECALL'}: {_name(table.uri)}: {bad.describe()}"
+    remedy = text.paragraph(text.for_table(bad.remedy, table.uri), indent="  ", hanging="  ")
+    return f"{text.paragraph(head, hanging='  ')}\n{remedy}\n  See {PAGE}"
 
 
 def _writers(scanned: Sequence[maintain.Scanned]) -> list[str]:

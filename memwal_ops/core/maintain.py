@@ -93,24 +93,15 @@ def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> tuple[li
     level = open_store(resolve(root, storage_options)).list_level("")
     folders = sorted({*level.directories, *level.empty})
     marks = {name: beside for name in folders if (beside := locations.decoded_name(name)) in folders}
-    tables = [
-        locations.below(root, name) for name in folders if locations.is_database_table(name) and name not in marks
-    ]
+    places = {name: locations.below(root, name) for name in folders}
+    tables = [place for name, place in places.items() if locations.is_database_table(name) and name not in marks]
     skipped = [
-        NotATable(
-            locations.below(root, name), "LanceDB gives no table such a name.", "Scan it by its URI if it is a table."
-        )
-        for name in folders
+        NotATable(place, "LanceDB gives no table such a name.", "Scan it by its URI if it is a table.")
+        for name, place in places.items()
         if not locations.is_database_table(name)
     ]
-    skipped += [
-        NotATable(
-            locations.below(root, name),
-            f"It is no table: a catalog writes its marks for {beside} there.",
-            "Leave it there.",
-        )
-        for name, beside in marks.items()
-    ]
+    of_catalog = "It is no table: a catalog writes its marks for {} there."
+    skipped += [NotATable(places[name], of_catalog.format(beside), "Leave it there.") for name, beside in marks.items()]
     link = "It is a symbolic link."
     skipped += [NotATable(f"{root}/{name}", link, "Scan the folder that it leads to.") for name in sorted(level.links)]
     return tables, skipped

@@ -115,13 +115,8 @@ class MergeReport(MergeOutcome):
     def describe(self) -> str:
         """The report as text for people."""
         generations = sum(len(entry.merge_pass.generations) for entry in self.passes)
-        accepted = {
-            (one.fault.region_id, drop.flushed.generation)
-            for one in self.drained
-            if one.adoptable
-            for drop in one.fault.drops
-        }
-        parts = [headline(self.decision, generations, len(self.passes), self.seconds, len(accepted))]
+        accepted = sum(len(region.fault.drops) for region in self.drained if region.adoptable)
+        parts = [headline(self.decision, generations, len(self.passes), self.seconds, accepted)]
         if self.engine == "spark" or self.fell_back:
             parts.append(paragraph(f"Engine: {self.engine} ({self.engine_reason.removesuffix('.')})."))
         if self.passes:
