@@ -2,7 +2,7 @@
 
 The random histories (:mod:`tests.campaigns.sim.planted`) have no client of another release, no reader that keeps a
 version open for weeks, no index that is removed, no branch that is opened by its path, and few flushes that fail and
-are collected before the next one.
+are collected before the next one, and seldom a merge that ends while an index is built.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from memwal_ops.formats.lance.engines.merge import locate
 from memwal_ops.formats.lance.files.datasets import Branch
 from memwal_ops.formats.lance.generations import backlog
 from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs.catchup import update
 from memwal_ops.formats.lance.jobs.gc import evidence
 from memwal_ops.formats.lance.log.memtable import Growing
 from tests.campaigns.sim.planted import Bug, Patch
 from tests.integration.formats.lance import test_branches, test_index_made_again
 from tests.integration.formats.lance.jobs import test_odd_data
+from tests.integration.formats.lance.jobs.catchup import test_catchup
 from tests.integration.formats.lance.jobs.gc import test_gc_pinned_readers
 from tests.integration.formats.lance.log import test_region_writer
 
@@ -67,6 +69,11 @@ def restored_progress_alone() -> Iterable[Patch]:
     yield Patch(backlog, "with_catchup", lambda details, _: details)
 
 
+def progress_read_after_the_rebuild() -> Iterable[Patch]:
+    """A catch-up says that the index covers whatever is merged by the time that it is published."""
+    yield Patch(update, "catchup_entry", lambda table, *_, **__: dict(table.index.merged_generations))
+
+
 def what_shows_the_progress_expires() -> Iterable[Patch]:
     """While a table has no index, its versions that have one are expired like others."""
     yield Patch(expire, "_shows_progress", lambda *_: None)
@@ -91,6 +98,11 @@ def _merged_again(path: Path, _: Any) -> None:
     test_index_made_again.test_merging_continues_where_it_was(uri, drained=False, waiting=False, times=1)
 
 
+def _merged_meanwhile(path: Path, _: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_catchup.test_a_merge_in_between_costs_no_second_build(path, patch)
+
+
 FOUND_BY: list[tuple[Callable[[], Iterable[Patch]], Callable[[Path, Any], None]]] = [
     (
         merged_by_an_index_that_was_not_checked,
@@ -113,6 +125,7 @@ FOUND_BY: list[tuple[Callable[[], Iterable[Patch]], Callable[[Path, Any], None]]
         restored_progress_alone,
         lambda path, _: test_index_made_again.test_an_index_that_lacks_merged_rows_is_not_caught_up(path),
     ),
+    (progress_read_after_the_rebuild, _merged_meanwhile),
     (
         what_shows_the_progress_expires,
         test_index_made_again.test_what_shows_that_unmerged_regions_are_the_tables_own_is_kept,

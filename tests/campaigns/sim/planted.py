@@ -35,7 +35,7 @@ from memwal_ops.formats.lance.commit.commit import commit_strict
 from memwal_ops.formats.lance.engines.merge import passes
 from memwal_ops.formats.lance.generations import backlog, generation as generations
 from memwal_ops.formats.lance.jobs import snapshot
-from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing, update as catchup
+from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
 from memwal_ops.formats.lance.jobs.gc import evidence as gc_evidence, job as gc, region as gc_region, wal, wal as gc_wal
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
 from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, CurrentEvidence, GcEvidence
@@ -230,17 +230,6 @@ def details_by_a_plain_commit() -> Iterable[Patch]:
         return int(lance.LanceDataset.commit(table.location.uri, operation, read_version=table.version).version)
 
     yield Patch(snapshot.commit, "commit_indexes", commit)
-
-
-@bug
-def progress_read_after_the_rebuild() -> Iterable[Patch]:
-    """A catch-up says that the index covers whatever is merged by the time that it is published."""
-
-    def catchup_entry(table: Any, covered: Any, *, progress_when_built: Any) -> Any:
-        del covered, progress_when_built
-        return dict(table.index.merged_generations)
-
-    yield Patch(catchup, "catchup_entry", catchup_entry)
 
 
 @bug

@@ -350,15 +350,21 @@ def run_beside(uri: str, others: Any, options: CatchupOptions) -> CatchupReport:
 def test_a_merge_in_between_costs_no_second_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = create(str(tmp_path / "t.lance"))
     write(uri, 0)
-    builds = []
+    builds, merged = [], []
+
+    def others() -> None:
+        write(uri, 1)
+        merged.append(open_table(uri).version)
+
     real = building.update_index
     monkeypatch.setattr(building, "update_index", lambda *a, **k: (builds.append(a[1]), real(*a, **k))[1])
-    report = run_beside(uri, lambda: write(uri, 1), CatchupOptions(indexes=("id_idx",)))
+    report = run_beside(uri, others, CatchupOptions(indexes=("id_idx",)))
     assert builds == ["id_idx"]
     assert report.commit_conflicts == 1
     table = open_table(uri)
     assert table.index.merged_generations == {REGION: 2}
     assert claims(table)["id_idx"] == {REGION: 1}, "built before generation 2 was merged"
+    assert [table.version - 1] == merged, "no version claimed more, to be corrected by the next"
     check_queries(uri, expected(2))
 
 
