@@ -142,7 +142,7 @@ def test_writers_do_not_stop_a_build(
 
 def test_a_compaction_in_between_is_a_conflict(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it commits after the last look: it rewrote what the segments cover."""
-    commit, tries = rebased_commit.version_files.refuse_gaps, []
+    commit, tries = rebased_commit.publication.refuse_gaps, []
 
     def late(table: Table) -> None:
         commit(table)
@@ -151,7 +151,7 @@ def test_a_compaction_in_between_is_a_conflict(made: PlainTable, monkeypatch: py
             made.dataset.optimize.compact_files()
 
     made.delete(*range(100))
-    monkeypatch.setattr(rebased_commit.version_files, "refuse_gaps", late)
+    monkeypatch.setattr(rebased_commit.publication, "refuse_gaps", late)
     report = run_job(made.uri, "catchup", indexes=["id_btree"])
     assert report.decision == "caught_up"
     assert report.to_json()["commit_conflicts"] == 1
@@ -162,14 +162,14 @@ def test_a_compaction_in_between_is_a_conflict(made: PlainTable, monkeypatch: py
 def test_an_index_that_was_dropped_or_caught_up_in_between_is_not_published(
     made: PlainTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = rebased_commit.version_files.refuse_gaps
+    commit = rebased_commit.publication.refuse_gaps
 
     def late(table: Table) -> None:
         commit(table)
         made.dataset.optimize.optimize_indices(index_names=["text_ngram"])
-        monkeypatch.setattr(rebased_commit.version_files, "refuse_gaps", commit)
+        monkeypatch.setattr(rebased_commit.publication, "refuse_gaps", commit)
 
-    monkeypatch.setattr(rebased_commit.version_files, "refuse_gaps", late)
+    monkeypatch.setattr(rebased_commit.publication, "refuse_gaps", late)
     report = run_job(made.uri, "catchup", indexes=["text_ngram"])
     assert report.to_json()["commit_conflicts"] == 1
     assert len(base_indexes(open_table(made.uri))["text_ngram"].segments) == 1
@@ -179,9 +179,9 @@ def test_an_index_that_was_dropped_or_caught_up_in_between_is_not_published(
     def dropping(table: Table) -> None:
         commit(table)
         made.dataset.drop_index("id_btree")
-        monkeypatch.setattr(rebased_commit.version_files, "refuse_gaps", commit)
+        monkeypatch.setattr(rebased_commit.publication, "refuse_gaps", commit)
 
-    monkeypatch.setattr(rebased_commit.version_files, "refuse_gaps", dropping)
+    monkeypatch.setattr(rebased_commit.publication, "refuse_gaps", dropping)
     run_job(made.uri, "catchup", indexes=["id_btree"])
     assert "id_btree" not in base_indexes(open_table(made.uri))
 
@@ -239,7 +239,7 @@ def test_a_commit_that_does_not_go_with_the_jobs(
     made: PlainTable, monkeypatch: pytest.MonkeyPatch, late: str, job: str
 ) -> None:
     """It comes after the last look. Afterwards rows, and what each index finds, are those of that commit."""
-    module = rebased_commit.version_files if job == "catchup" else compact
+    module = rebased_commit.publication if job == "catchup" else compact
     refuse = module.refuse_gaps
     rows: list[dict[int, str | None]] = []
 

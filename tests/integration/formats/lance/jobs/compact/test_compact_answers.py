@@ -328,7 +328,7 @@ def test_a_kill_leaves_the_old_state_or_the_new_one(
     target, name = {
         "staged": (rebased_commit._CheckedVersions, "_create"),
         "asking": (commit, "open_dataset"),
-        "published": (rebased_commit, "advance_hint"),
+        "published": (rebased_commit.publication, "advance_hint"),
     }[where]
     monkeypatch.setattr(target, name, nth(getattr(target, name), after=where == "published"))
     with pytest.raises(Killed):
