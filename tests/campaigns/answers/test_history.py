@@ -20,7 +20,7 @@ SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("log", [False, True])
 def test_no_answer_is_wrong_after_a_random_history(tmp_path: Path, log: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers.policy, "FLOOR", 0)  # many segments in a small table
+    monkeypatch.setattr(tiers.policy, "SEGMENT_FLOOR", 0)  # many segments in a small table
     history = History(str(tmp_path), SEED, log)
     history.run(STEPS, print)
     assert (history.ours.answers, history.ours.rows, history.ours.findings) == (0, 0, {}), history.what

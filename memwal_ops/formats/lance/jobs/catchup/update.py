@@ -425,7 +425,10 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex, method: str) -
 
 
 def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -> IndexBuild | str:
-    """Build segments with which the index answers no worse; as :func:`build_segments`. Raises ``AnswersWorseError``."""
+    """Build segments with which the index answers no worse.
+
+    Arguments and errors are those of :func:`building.build_segments`; also raises ``AnswersWorseError``.
+    """
     try:
         build = building.build_segments(table, index, run.options, method, run.builders)
     except NotSupportedError as error:

@@ -29,7 +29,7 @@ LARGE = FLOOR + 1  # eight of them are two zones of a bloom filter
 @pytest.fixture(autouse=True)
 def floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest segment that is not merged at once: one unit, of fewer rows than by default."""
-    monkeypatch.setattr(tiers.policy, "FLOOR", UNIT - 1)
+    monkeypatch.setattr(tiers.policy, "SEGMENT_FLOOR", UNIT - 1)
 
 
 def rows(start: int, end: int) -> pa.Table:
