@@ -24,7 +24,7 @@ def test_no_answer_is_wrong_after_a_random_history(tmp_path: Path, log: bool, mo
     history = History(str(tmp_path), SEED, log)
     history.run(STEPS, print)
     assert (history.ours.answers, history.ours.rows, history.ours.findings) == (0, 0, {}), history.what
-    assert history.ours.queries > 1_000
+    assert history.ours.queries > 10 * STEPS, "few columns left to ask"
     # Beside a log no index is trained anew: not for rows that it can only add wrongly, nor if all were rewritten.
     refused = ("dot_product_index", "CodebookChangedError") if log else ()
     assert not {one for one in history.ours.failed if not any(word in one for word in refused)}, history.what
