@@ -58,8 +58,8 @@ class JobSteps(Driver):
                 data, stored = path.read_bytes(), path.stat().st_mtime_ns
                 entry = re.search(rb"[01]{64}\.lance", data)  # the first one of the log to which it refers
                 put = Path(self.uri, "_mem_wal", region, "wal", entry[0].decode()) if entry else path
-                waited = stored - min(stored, put.stat().st_mtime_ns) if put.exists() else 0
-                flushed.append(min(stored, wire.timestamp(data)) - waited)
+                logged = put.stat().st_mtime_ns if put.exists() else stored
+                flushed.append(min(stored, wire.timestamp(data), logged))
         if not flushed:
             return set()
         names = wire.manifest_names(files)

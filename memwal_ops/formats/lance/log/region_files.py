@@ -326,14 +326,17 @@ def refuse_other_layout(table: Table, region_id: UUID | None) -> None:
                 )
 
 
-def refuse_migrated(table: Table, region_id: UUID) -> None:
+def refuse_migrated(table: Table, region_id: UUID | None) -> bool:
     """Refuse, after the claim, a table that was migrated to another layout since ``table`` was opened.
+
+    Returns whether there is a newer version.
 
     A migration publishes and then lists the regions; a writer claims and then reads the table: at least one of them
     sees the other. One request if there is no newer version.
     """
-    if table.has_revision(table.version + 1) or not table.has_revision(table.version):
+    if changed := table.has_revision(table.version + 1) or not table.has_revision(table.version):
         refuse_other_layout(table.newest(), region_id)
+    return changed
 
 
 def wait(attempt: int, *, first: float = 0.005, longest: float = 0.5) -> None:

@@ -123,6 +123,7 @@ class RegionWriter:
         self._next_entry = replay_after + 1
         self._logged_columns = LoggedColumns(table, self.region_id, self._columns)
         self._replay(claimed)
+        self._shown = self._next_entry > 1  # whether the region's log shows the layout of its writers
 
     def put(self, rows: pa.Table) -> int:
         """Upsert rows; with a durable writer they are in the log when this returns (S0-028, S0-116, S0-129).
@@ -338,6 +339,8 @@ class RegionWriter:
         if rows.num_rows < _MIN_ROWS_PER_BATCH * len(parts):
             rows = rows.combine_chunks()  # many small batches take longer to encode than to copy
         while True:
+            if not self._shown:
+                self._refuse_migrated()
             entry = region_files.put_entry(store, self.region_id, self._next_entry, rows, self.epoch, self._columns)
             if entry is None:
                 # Put by a newer writer, which fenced this one; by an older one, which has not detected yet that this
@@ -350,6 +353,9 @@ class RegionWriter:
                     self._add_entry(existing)
                     continue
                 entry = existing
+            if not self._shown:
+                self._refuse_migrated()
+                self._shown = True
             self._next_entry += 1
             return self._memtable.add_logged(entry, self._columns, fragments, taken=taken)
 
@@ -384,6 +390,20 @@ class RegionWriter:
             if not self._closed:
                 get_logger(__name__).warning("background_flush_failed", region=str(self.region_id), error=str(error))
         return not (self._closed or self._fenced)
+
+    def _refuse_migrated(self) -> None:
+        """Raise if the table was migrated since it was opened, and from then on at each call.
+
+        Before and after the region's first entry: a migration leaves a region without one alone, since nothing shows
+        what kind of writer has it. It publishes and then lists the log; this writer puts its entry and then reads the
+        table: at least one of them sees the other. Nothing is acknowledged before.
+        """
+        try:
+            if region_files.refuse_migrated(self._table, None):
+                self._newest()  # it may have been migrated back as well, and the region sealed
+        except errors.InvalidUsageError:
+            self._fenced = True
+            raise
 
     # -- flush
 

@@ -11,6 +11,11 @@ and new writers create new regions. The order of steps; the run may be killed af
 4. List the regions again: one that a writer created since step 2 is sealed and merged as well. Until then it is safe:
    each region is read, merged and collected by its own layout.
 
+A region without an entry is not sealed on the way from the region layout: its writer may be pylance's, which opened the
+table before it had that layout. Timeline if it was: pylance publishes the region's first manifest; the region is sealed
+with an entry ``1.lance``; pylance puts ``1.arrow``, is not fenced by the other name, and the rows that it acknowledges
+stay in the log of a sealed region. A writer of the region layout looks itself, beside the first entry that it puts.
+
 Progress is never changed: each region's id keeps it, and is never used again.
 """
 
@@ -191,13 +196,15 @@ def _check(table: Table, target: Layout) -> None:
 
 def _read(table: Table, target: Layout) -> tuple[tuple[LayoutRegion, ...], tuple[BlockedRegion, ...]]:
     """The regions of the other layout, and those that cannot be migrated; the manifests are read after the version."""
-    every = table.regions.region_ids
-    others = [region for region in every if (layout_of_region(table.store, region) or table.layout) is not target]
+    shown = {region: layout_of_region(table.store, region) for region in table.regions.region_ids}
+    others = [region for region, layout in shown.items() if (layout or table.layout) is not target]
     backlog = read_backlog(table, others)
     blocked = [*backlog.blocked]
     opened: list[LayoutRegion] = []
     for region_id, region in sorted(backlog.regions.items()):
         if any(fault.region_id == region_id for fault in blocked):
+            continue
+        if shown[region_id] is None and table.layout.generations_in_log:
             continue
         try:
             unflushed = unflushed_entries(table, region.manifest)

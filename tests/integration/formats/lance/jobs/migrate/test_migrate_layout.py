@@ -140,6 +140,37 @@ def test_a_writer_of_before_makes_no_region_afterwards(tmp_path: Path) -> None:
         RegionWriter(opened)
 
 
+def test_a_writer_of_before_two_migrations_loses_no_row(tmp_path: Path) -> None:
+    """Pylance's, which claimed its region as a writer of a table that has the region layout by then."""
+    made = empty(str(tmp_path / "t.lance"), "shard")
+    opened = lance.dataset(made.uri)
+    migrate(made.uri, "region")
+    claimed = opened.mem_wal_writer(made.region())
+    assert not [*Path(made.uri, "_mem_wal").rglob("*.arrow")], "nothing shows the layout of its region"
+    migrate(made.uri, "shard")
+    made.put(claimed, {1: 1.5, 700: 7.0})
+    claimed.close()
+    assert scanned(made.uri) == made.model
+    assert run_job(made.uri, "merge").exit_code == 0
+    assert base_rows(made.uri) == made.model
+
+
+def test_an_idle_writer_finds_each_migration(tmp_path: Path) -> None:
+    """The region of one that put nothing is not sealed; it is told no, however often the layout changed since."""
+    made = filled(str(tmp_path / "t.lance"), "region", idle=False)
+    idle = [writer(made.uri, "region", made.region()) for _ in range(2)]
+    migrate(made.uri, "shard")
+    with pytest.raises(REFUSED):
+        idle[0].put(rows({1: 9.0}))
+    with pytest.raises(REFUSED):
+        idle[0].put(rows({2: 9.0}))
+    migrate(made.uri, "region")
+    with pytest.raises(REFUSED):
+        idle[1].put(rows({3: 9.0}))
+    assert run_job(made.uri, "merge").exit_code == 0
+    assert base_rows(made.uri) == scanned(made.uri) == made.model
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_region_that_is_made_meanwhile(tmp_path: Path, layout: str) -> None:
