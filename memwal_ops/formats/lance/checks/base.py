@@ -21,7 +21,7 @@ from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.retention.damage import check_versions, damages
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, tags_of
 from memwal_ops.formats.lance.wire import version_manifest
-from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_generation_dir
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, is_staged_name, parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, listed_as_stored
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
@@ -461,12 +461,18 @@ def contents_of(table: Table, state: RegionBacklog) -> generation_files.RegionCo
 
 
 def check_unrecognized(contents: generation_files.RegionContents) -> Iterator[Inconsistency]:
-    """Objects in a region's folder that neither Lance nor memwal-ops writes."""
+    """Objects in a region's folder that are no part of the format."""
     for path in sorted(contents.strays):
-        yield Inconsistency(
-            Severity.INFO, "unrecognized", path, "No writer of this format creates such a file.",
-            "No job reads or deletes it.", "Remove it yourself if it is yours.",
-        )  # fmt: skip
+        if is_staged_name(path.rsplit("/", 1)[-1]):
+            what, effect = (
+                "A writer wrote it under a temporary name, and ended before it published it.",
+                "It uses space.",
+            )
+            remedy = "None: memwal-ops gc URI --apply deletes it when it is old enough."
+        else:
+            what, effect = "No writer of this format creates such a file.", "No job reads or deletes it."
+            remedy = "Remove it yourself if it is yours."
+        yield Inconsistency(Severity.INFO, "unrecognized", path, what, effect, remedy)
 
 
 def _missing_entries(

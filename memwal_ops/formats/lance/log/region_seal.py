@@ -35,6 +35,7 @@ from memwal_ops.formats.lance.wire import names
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.storage.api import ObjectMeta, concurrently, results_of
+from memwal_ops.storage.locations import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,7 +123,15 @@ def flush_log(table: Table, manifest: RegionManifest) -> int:
 
 
 def _by_pylance(table: Table, manifest: RegionManifest) -> int:
-    """Pylance's writer fences the current one, replays the log and flushes it."""
+    """Pylance's writer fences the current one, replays the log and flushes it.
+
+    Temporary files of entries are deleted first. Timeline without it: a writer is killed while it puts entry 3; pylance
+    takes its temporary file for an entry, and puts the empty one of its claim as the fourth; the log has a gap, and
+    readers refuse it. A writer that resumes and finds its file deleted fails: nothing was acknowledged.
+    """
+    if table.location.scheme in LOCAL:
+        listed = table.store.list(f"{names.region_folder(manifest.region_id)}/wal")
+        table.store.delete_many([meta.path for meta in listed if names.is_staged_name(meta.path.rsplit("/", 1)[-1])])
     rows, batches = _size_of_log(table, manifest)
     with lance_errors("flush the log of", f"{table.location.uri}/{names.region_folder(manifest.region_id)}"):
         open_dataset(table.location).mem_wal_writer(

@@ -155,6 +155,25 @@ def test_a_writer_of_before_two_migrations_loses_no_row(tmp_path: Path) -> None:
     assert base_rows(made.uri) == made.model
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_what_a_killed_writer_was_putting_leaves_no_gap(tmp_path: Path, sealed: bool) -> None:
+    """pylance takes a temporary file for an entry: opened and closed, its writer leaves its claim behind a gap."""
+    made = empty(str(tmp_path / "t.lance"), "shard")
+    made.open.append(writer(made.uri, "shard", made.region()))  # as one that was killed: nothing of it is flushed
+    made.put(made.open[0], {100: 1.0})
+    log = Path(made.uri, "_mem_wal", made.regions[0], "wal")
+    following = f"{len([*log.iterdir()]) + 1:064b}"[::-1]
+    (log / f"{following}.arrow.tmp.{uuid.uuid4().hex}").write_bytes(next(log.iterdir()).read_bytes())
+    assert "under a temporary name" in run_job(made.uri, "verify").describe()
+    if not sealed:
+        lance.dataset(made.uri).mem_wal_writer(made.regions[0]).close()
+        assert not (log / f"{following}.arrow").exists(), "pylance counts it no more: the guard may go"
+        return
+    migrate(made.uri, "region")
+    assert not [*log.glob("*.tmp.*")]
+    assert scanned(made.uri) == base_rows(made.uri) == made.model
+
+
 def test_an_idle_writer_finds_each_migration(tmp_path: Path) -> None:
     """The region of one that put nothing is not sealed; it is told no, however often the layout changed since."""
     made = filled(str(tmp_path / "t.lance"), "region", idle=False)
