@@ -428,7 +428,6 @@ class _Run:
             scope.own |= _with_files(newest.manifest, attempt.files)
             done.count(attempt.tasks, attempt.results)
             retry.consecutive, rows = 0, self.executor.rows_per_commit
-            corrections.check_progress(table.index.merged_generations, newest.index.merged_generations, table)
             newest = corrections.restore_memwal_index(table, newest, version, self.note, retry)
             table = corrections.exclude_dropped_rows(newest, attempt.table, self.note, retry)
             get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)

@@ -13,7 +13,7 @@ import lance
 import pytest
 from lance.optimize import Compaction
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.errors import CommitConflictError, InvariantViolatedError, StorageError
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
 from memwal_ops.formats.lance.jobs import snapshot
@@ -29,6 +29,7 @@ from tests.integration.formats.lance.jobs.compact.compact_tables import (
     merged,
 )
 from tests.support.listeners import at_checkpoint
+from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.model import assert_same
@@ -311,6 +312,26 @@ def test_progress_that_fell_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(compact_memwal, "_read", read)
     with pytest.raises(InvariantViolatedError, match="merge progress"):
         job.apply(open_table(made.uri), CompactOptions())
+
+
+def test_a_restore_behind_the_commit_may_lower_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner's decision: what the compaction published is compared with the version before that alone."""
+    made = make(tmp_path)
+    before, files = open_table(made.uri), Files(made.uri)
+    lower = max(one for one in range(1, before.version) if 0 < sum(wire.progress(files, one).values()) < 9)
+    real, published = job.record, list[int]()
+
+    def restored(version: int) -> None:
+        real(version)
+        published.append(version)
+        if len(published) == 1:
+            lance.dataset(made.uri, version=lower).restore()
+
+    monkeypatch.setattr(job, "record", restored)
+    assert job.apply(before, CompactOptions()).decision == "compacted"
+    assert sum(wire.progress(files).values()) < sum(before.index.merged_generations.values())
+    assert run_job(made.uri, "merge").decision == "merged"
+    assert_same(read_base(made.uri), made.expected(), seed=made.seed)
 
 
 def test_a_snapshot_that_cannot_be_kept_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
