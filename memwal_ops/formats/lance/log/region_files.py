@@ -307,6 +307,7 @@ def refuse_other_layout(table: Table, region_id: UUID | None) -> None:
 
     Its WAL entries have other names, and each kind of writer would treat those of the other as missing.
     """
+    table.require_memwal("A writer")
     shown = None if region_id is None else layout_of_region(table.store, region_id)
     if (shown or table.layout).generations_in_log:
         return
@@ -332,10 +333,11 @@ def refuse_migrated(table: Table, region_id: UUID | None) -> bool:
     Returns whether there is a newer version.
 
     A migration publishes and then lists the regions; a writer claims and then reads the table: at least one of them
-    sees the other. One request if there is no newer version.
+    sees the other. One listing; that the next version does not exist shows nothing, as an expiry keeps tagged ones.
     """
-    if changed := table.has_revision(table.version + 1) or not table.has_revision(table.version):
-        refuse_other_layout(table.newest(), region_id)
+    newest = table.newest()
+    if changed := newest.version != table.version:
+        refuse_other_layout(newest, region_id)
     return changed
 
 

@@ -97,7 +97,6 @@ class RegionWriter:
         for name, value in {"durable": durable, "indexed": indexed, "tombstones": tombstones}.items():
             boolean(name, value)
         table = table if isinstance(table, Table) else open_lance_table(table, storage_options, branch)
-        table.require_memwal("A writer")
         self.region_id = region_id if isinstance(region_id, uuid.UUID) else region_files.parse_region_id(region_id)
         region_files.refuse_other_layout(table, self.region_id)
         probe_conditional_writes(table.store)

@@ -192,7 +192,7 @@ def test_an_epoch_is_looked_at_before_manifests_and_not_on_each_put(uri: str) ->
     stores[0].reset()
     for number in range(4):
         one.put(rows(number, stamp=1))
-    assert stores[0].calls == {"put_if_absent": 4}
+    assert stores[0].calls == {"put_if_absent": 4, "list": 2}, "the first one asks whether the table was migrated"
     two = writer(uri)
     one.put(rows(4, stamp=1))  # nothing was asked, and the place is free
     versions = len(manifests(uri))

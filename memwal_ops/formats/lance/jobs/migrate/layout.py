@@ -204,8 +204,6 @@ def _read(table: Table, target: Layout) -> tuple[tuple[LayoutRegion, ...], tuple
     for region_id, region in sorted(backlog.regions.items()):
         if any(fault.region_id == region_id for fault in blocked):
             continue
-        if shown[region_id] is None and table.layout.generations_in_log:
-            continue
         try:
             unflushed = unflushed_entries(table, region.manifest)
             if region.manifest.sealed and unflushed:
@@ -216,7 +214,8 @@ def _read(table: Table, target: Layout) -> tuple[tuple[LayoutRegion, ...], tuple
             blocked.append(BlockedRegion(region_id, None, error))
             continue
         manifest = region.manifest
-        if region.pending or not manifest.sealed:
+        idle = shown[region_id] is None and not (unflushed or manifest.replay_after_wal_id)
+        if region.pending or not (manifest.sealed or (idle and table.layout.generations_in_log)):
             waiting = tuple(generation.generation for generation in region.pending)
             current, rows = manifest.current_generation, known_sum(generation.rows for generation in region.pending)
             opened.append(LayoutRegion(region_id, region.merged, current, waiting, rows, unflushed, manifest.sealed))

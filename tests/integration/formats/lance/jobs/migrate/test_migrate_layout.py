@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
+from memwal_ops.errors import InvalidUsageError, NoMemWalIndexError, UnsupportedFeatureError
 from memwal_ops.formats.lance.generations.wal import unflushed_rows, wal_entry_path
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.migrate import job
@@ -172,6 +172,46 @@ def test_what_a_killed_writer_was_putting_leaves_no_gap(tmp_path: Path, sealed: 
     migrate(made.uri, "region")
     assert not [*log.glob("*.tmp.*")]
     assert scanned(made.uri) == base_rows(made.uri) == made.model
+
+
+def test_an_idle_writer_finds_migrations_behind_a_tag(tmp_path: Path) -> None:
+    """The version that it opened is kept, and those after it are expired."""
+    made = empty(str(tmp_path / "t.lance"), "region")
+    idle = [writer(made.uri, "region", made.region()) for _ in range(2)]
+    lance.dataset(made.uri).tags.create("opened", open_table(made.uri).version)
+    migrate(made.uri, "region")  # records the layout, which no entry shows
+    for number, to in enumerate(("shard", "region")):
+        migrate(made.uri, to)
+        lance.dataset(made.uri).delete(f"id = {number}")
+        del made.model[number]
+        run_job(made.uri, "expire", apply=True, older_than="0s", allow_unsafe=True, keep=1)
+        assert len(lance.dataset(made.uri).versions()) == 2
+        with pytest.raises(REFUSED):
+            idle[number].put(rows({9: 9.0}))
+    assert run_job(made.uri, "merge").exit_code == 0
+    assert base_rows(made.uri) == scanned(made.uri) == made.model
+
+
+def test_an_idle_writer_of_a_table_without_index(tmp_path: Path) -> None:
+    """It was removed since: the first write is refused, by that name."""
+    made = filled(str(tmp_path / "t.lance"), "region", idle=False)
+    idle = writer(made.uri, "region", made.region())
+    lance.dataset(made.uri).drop_index("__lance_mem_wal")
+    with pytest.raises(NoMemWalIndexError, match="removed after version"):
+        idle.put(rows({1: 9.0}))
+
+
+def test_a_log_that_is_a_link_blocks(tmp_path: Path) -> None:
+    """Links are not followed: nothing shows that the region has rows."""
+    made = filled(str(tmp_path / "t.lance"), "region", idle=False)
+    log = Path(made.uri, "_mem_wal", made.regions[2], "wal")
+    log.rename(tmp_path / "away")
+    log.symlink_to(tmp_path / "away")
+    assert migrate(made.uri, "shard").decision == "blocked"
+    log.unlink()
+    (tmp_path / "away").rename(log)
+    assert migrate(made.uri, "shard").decision == "migrated"
+    assert base_rows(made.uri) == made.model
 
 
 def test_an_idle_writer_finds_each_migration(tmp_path: Path) -> None:
