@@ -27,7 +27,7 @@ from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset, 
 from memwal_ops.formats.lance.files.named_files import Places, sizes_of
 from memwal_ops.formats.lance.files.version_files import VERSIONS_FOLDER, list_versions
 from memwal_ops.formats.lance.generations.generation import FLUSHED, GenerationRef, generation_ref, lacks_files
-from memwal_ops.formats.lance.generations.wal import unflushed_entries, unflushed_rows, wal_entry_path
+from memwal_ops.formats.lance.generations.wal import log_gap, unflushed_entries, unflushed_rows, wal_entry_path
 from memwal_ops.formats.lance.log.region_files import wait
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
@@ -35,7 +35,6 @@ from memwal_ops.formats.lance.wire import names
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.storage.api import ObjectMeta, concurrently, results_of
-from memwal_ops.storage.locations import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,6 +92,15 @@ def _publish_sealed(table: Table, region: RegionManifestStore, flushed: RegionMa
     if unflushed and unflushed_rows(table, flushed):
         return False
     last = (replayed or 0) + unflushed
+    layout, region_id = table.layout_of(flushed.region_id), flushed.region_id
+    path = wal_entry_path(region_id, last + 1, layout)
+    # pylance takes a temporary file for an entry. Timeline without it: a writer stalls while it puts entry 3; pylance
+    # claims with entry 4; readers refuse the log for its gap, or the writer resumes, and a row is in no generation.
+    if log_gap(table, region_id, last + 1) and any(
+        meta.path.startswith(f"{path}.tmp.") for meta in table.store.list(f"{names.region_folder(region_id)}/wal")
+    ):
+        table.store.put_if_absent(path, layout.empty_entry(table.schema, flushed.writer_epoch, path))
+        return False
     sealed = replace(
         flushed.next(),
         status=RegionStatus.SEALED,
@@ -123,15 +131,7 @@ def flush_log(table: Table, manifest: RegionManifest) -> int:
 
 
 def _by_pylance(table: Table, manifest: RegionManifest) -> int:
-    """Pylance's writer fences the current one, replays the log and flushes it.
-
-    Temporary files of entries are deleted first. Timeline without it: a writer is killed while it puts entry 3; pylance
-    takes its temporary file for an entry, and puts the empty one of its claim as the fourth; the log has a gap, and
-    readers refuse it. A writer that resumes and finds its file deleted fails: nothing was acknowledged.
-    """
-    if table.location.scheme in LOCAL:
-        listed = table.store.list(f"{names.region_folder(manifest.region_id)}/wal")
-        table.store.delete_many([meta.path for meta in listed if names.is_staged_name(meta.path.rsplit("/", 1)[-1])])
+    """Pylance's writer fences the current one, replays the log and flushes it."""
     rows, batches = _size_of_log(table, manifest)
     with lance_errors("flush the log of", f"{table.location.uri}/{names.region_folder(manifest.region_id)}"):
         open_dataset(table.location).mem_wal_writer(

@@ -170,8 +170,10 @@ def test_what_a_killed_writer_was_putting_leaves_no_gap(tmp_path: Path, sealed: 
         assert not (log / f"{following}.arrow").exists(), "pylance counts it no more: the guard may go"
         return
     migrate(made.uri, "region")
-    assert not [*log.glob("*.tmp.*")]
+    with pytest.raises(FileExistsError):  # it was stalled: nothing that it puts is acknowledged
+        (log / f"{following}.arrow").hardlink_to(next(log.glob("*.tmp.*")))
     assert scanned(made.uri) == base_rows(made.uri) == made.model
+    assert run_job(made.uri, "verify", deep=True).exit_code == 0
 
 
 def test_an_idle_writer_finds_migrations_behind_a_tag(tmp_path: Path) -> None:
