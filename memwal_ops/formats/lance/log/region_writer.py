@@ -353,7 +353,10 @@ class RegionWriter:
                     continue
                 entry = existing
             if not self._shown:
-                self._refuse_migrated()
+                try:
+                    self._refuse_migrated()
+                except errors.InvalidUsageError as error:
+                    raise errors.StorageError(f"{error} The rows may be written.", remedy=error.remedy) from error
                 self._shown = True
             self._next_entry += 1
             return self._memtable.add_logged(entry, self._columns, fragments, taken=taken)

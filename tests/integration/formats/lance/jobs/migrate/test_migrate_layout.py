@@ -7,17 +7,25 @@ import re
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.errors import InvalidUsageError, NoMemWalIndexError, UnsupportedFeatureError
+from memwal_ops.errors import (
+    InvalidUsageError,
+    NoMemWalIndexError,
+    StorageError,
+    UnsupportedFeatureError,
+    WriterFencedError,
+)
 from memwal_ops.formats.lance.generations.wal import unflushed_rows, wal_entry_path
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.migrate import job
 from memwal_ops.formats.lance.layouts import REGION
+from memwal_ops.formats.lance.log import region_files
 from memwal_ops.formats.lance.log.region_seal import seal_region
 from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, RegionWriter, create_mem_wal
@@ -214,6 +222,23 @@ def test_a_log_that_is_a_link_blocks(tmp_path: Path) -> None:
     (tmp_path / "away").rename(log)
     assert migrate(made.uri, "shard").decision == "migrated"
     assert base_rows(made.uri) == made.model
+
+
+def test_a_migration_right_before_the_first_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the writer's first look: the entry is there, so that it must not say that nothing was written."""
+    made = filled(str(tmp_path / "t.lance"), "region", idle=False)
+    idle, real = writer(made.uri, "region", made.region()), region_files.put_entry
+
+    def migrated(*arguments: Any) -> Any:
+        monkeypatch.setattr(region_files, "put_entry", real)
+        migrate(made.uri, "shard")
+        return real(*arguments)
+
+    monkeypatch.setattr(region_files, "put_entry", migrated)
+    with pytest.raises(StorageError, match="may be written"):
+        idle.put(rows({1: 9.0}))
+    with pytest.raises(WriterFencedError):
+        idle.put(rows({1: 9.0}))
 
 
 def test_an_idle_writer_finds_each_migration(tmp_path: Path) -> None:
