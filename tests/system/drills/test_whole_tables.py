@@ -108,7 +108,7 @@ def claim_too_much(uri: str) -> None:
     table = open_table(uri)
     assert isinstance(table, Table)
     details = with_catchup(table.index.details, {"id_idx": table.index.merged_generations})
-    commit_indexes(table, IndexChange(details), CommitNote.new("faulty"))
+    commit_indexes(table, IndexChange(details), CommitNote("faulty"))
 
 
 def test_who_made_each_version_of_a_compacted_table(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwal_ops import errors
@@ -81,16 +81,17 @@ def deleted_unless_named(delete: Callable[[], object]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CommitNote:
-    """Who commits: job, run and release. Recorded in the version's transaction properties."""
+    """Who commits: job, run and release; recorded in the version's transaction properties. And when the run began."""
 
     job: str
-    run_id: str
-    release: str
+    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    release: str = __version__
+    began: float = field(default_factory=time.monotonic, compare=False)
 
-    @classmethod
-    def new(cls, job: str) -> CommitNote:
-        """A note with a new run id."""
-        return cls(job, str(uuid.uuid4()), __version__)
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken."""
+        return time.monotonic() - self.began
 
     def properties(self) -> dict[str, str]:
         """The transaction properties, which distinguish leftovers from files of other writers (docs/jobs.md)."""

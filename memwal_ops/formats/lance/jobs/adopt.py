@@ -26,7 +26,6 @@ and for fields that exist since.
 from __future__ import annotations
 
 import enum
-import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -239,7 +238,7 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
         ForeignRootError: of a table that was moved, a file is missing.
     """
     del context
-    started, note, answer = time.monotonic(), commit.CommitNote.new("adopt"), _answer(options)
+    note, answer = commit.CommitNote("adopt"), _answer(options)
     commit.check_rewritable(table)
     regions: _Regions
     match answer:
@@ -252,7 +251,7 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
         case _:
             regions = _adoptions(table, options)
     decision = AdoptDecision.PLANNED if regions else AdoptDecision.NOTHING_TO_ADOPT
-    return AdoptReport(decision, note.run_id, answer, regions, table.version, time.monotonic() - started)
+    return AdoptReport(decision, note.run_id, answer, regions, table.version, note.seconds)
 
 
 def apply(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport:
@@ -262,7 +261,7 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
     ``CommitStateUnknownError``: the outcome of the commit is unknown; run it again.
     """
     del context
-    started, note, answer = time.monotonic(), commit.CommitNote.new("adopt"), _answer(options)
+    note, answer = commit.CommitNote("adopt"), _answer(options)
     commit.check_rewritable(table)
     probe_conditional_writes(table.store)
     regions: _Regions
@@ -278,7 +277,7 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
         case _:
             table, regions = _adopt(table, options, note)
     decision = AdoptDecision.ADOPTED if regions else AdoptDecision.NOTHING_TO_ADOPT
-    return AdoptReport(decision, note.run_id, answer, regions, table.version, time.monotonic() - started)
+    return AdoptReport(decision, note.run_id, answer, regions, table.version, note.seconds)
 
 
 def _record_columns(table: Table, note: commit.CommitNote) -> tuple[Table, tuple[UndecidedRegion, ...]]:

@@ -8,8 +8,6 @@ anywhere, the next run reads the progress and continues.
 from __future__ import annotations
 
 import re
-import time
-import uuid
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -190,7 +188,7 @@ def restore_index(table: Table, backlog: Backlog) -> Table:
     Returns the newest version then, else ``table``. Raises as :func:`apply`.
     """
     retry = CommitRetry()
-    note = commit.CommitNote.new("merge")
+    note = commit.CommitNote("merge")
     lost_by = (errors.RegionReplacedError, errors.GenerationMissingError)
     blocked = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, lost_by)]
     without_progress = [backlog.regions[region_id].manifest for region_id in blocked if region_id in backlog.regions]
@@ -286,7 +284,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
     """Report what a merge would do, without changes: decision ``dry_run``, passes without results."""
     del context
     options.refuse_legacy()
-    started = time.monotonic()
+    note = commit.CommitNote("merge")
     planned = plan_passes(table, options)
     choice = _choose(options, planned.backlog.pending)
     if choice.name == "spark":
@@ -295,7 +293,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
         choice = replace(choice, reason=f"{choice.reason}; found {check_environment()}")
     return MergeReport(
         decision=MergeDecision.DRY_RUN,
-        run_id=str(uuid.uuid4()),
+        run_id=note.run_id,
         engine=choice.name,
         engine_reason=choice.reason,
         fell_back=choice.fell_back,
@@ -306,7 +304,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
         backlog_after=planned.backlog,
         version=table.version,
         commit_conflicts=0,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
     )
 
 
@@ -323,7 +321,7 @@ def apply(
     commit is unknown; run it again; ``MemwalOpsError``: any other refusal; what earlier passes published stays merged.
     """
     options.refuse_legacy()
-    started = time.monotonic()
+    note = commit.CommitNote("merge")
     context = context or RunContext()
     table = with_listed_log(table)
     wanted = _wanted(table, options)
@@ -332,9 +330,7 @@ def apply(
         table = with_listed_log(restored)
         backlog = backlog_of(table, wanted)
     if overwritten := _overwritten(table, backlog):
-        table = _record(
-            table, {}, commit.CommitNote.new("merge"), {MERGED_ELSEWHERE: table.history.program(table.version)}
-        )
+        table = _record(table, {}, note, {MERGED_ELSEWHERE: table.history.program(table.version)})
         table = with_listed_log(table)
     sizes: dict[GenerationRef, GenerationRef] = {}
     choice = EngineChoice(engine.name, "given by the caller") if engine else None
@@ -353,7 +349,7 @@ def apply(
         if engine is None
         else nullcontext(engine) as running
     ):
-        report = _merge_all(table, sized, running, choice, backlog, sizes, started, context)
+        report = _merge_all(table, sized, running, choice, backlog, sizes, note, context)
     return replace(report, blocked=_compared(table.newest(), report.blocked), overwritten=overwritten)
 
 
@@ -387,10 +383,9 @@ def _merge_all(
     choice: EngineChoice,
     backlog: Backlog,
     sizes: dict[GenerationRef, GenerationRef],
-    started: float,
+    note: commit.CommitNote,
     context: RunContext,
 ) -> MergeReport:
-    note = commit.CommitNote.new("merge")
     wanted = _wanted(table, options)
     limits = _Limits({ref.region_id: ref.generation for ref in backlog.pending})
     had_work = bool(backlog.pending)
@@ -453,7 +448,7 @@ def _merge_all(
         backlog_after=backlog,
         version=table.version,
         commit_conflicts=retry.conflicts,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
     )
 
 

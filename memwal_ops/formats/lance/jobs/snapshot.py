@@ -178,17 +178,17 @@ class _Region:
 def plan(table: Table, options: SnapshotOptions, context: RunContext | None = None) -> SnapshotReport:
     """Report what a snapshot would store, without writing, hints included: decision ``dry_run``."""
     del context
-    started = time.monotonic()
+    note = commit.CommitNote("snapshot")
     commit.check_rewritable(table)
     observed = _observe(table, update_hints=False)
     return SnapshotReport(
         decision=SnapshotDecision.DRY_RUN,
-        run_id=str(uuid.uuid4()),
+        run_id=note.run_id,
         num_regions=len(observed.regions),
         stored=_storage(observed, options),
         skipped=observed.skipped,
         version=table.version,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
         is_current=_is_stored(table, _rows(observed), _storage(observed, options))
         and not any(region.lags for region in observed.regions),
     )
@@ -218,9 +218,8 @@ def take(
     builder in any case. ``before_commit``: called right before each attempt to publish, with the version that the
     change is relative to, the change, and the rows as a Lance file.
     """
-    started = time.monotonic()
+    note = commit.CommitNote("snapshot")
     commit.check_rewritable(table)
-    note = commit.CommitNote.new("snapshot")
     observed = _observe(table, context, update_hints=update_hints)
     hints_updated = observed.hints_updated
     retry = CommitRetry()
@@ -257,7 +256,7 @@ def take(
         skipped=observed.skipped,
         version=table.version,
         commit_conflicts=retry.conflicts,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
     )
 
 

@@ -67,7 +67,7 @@ class LegacyRegionWriter:
         self.region = region
         self.owner_id = owner_id or f"memwal-ops-{uuid.uuid4()}"
         self._table, self._wal_root, self._mem_root = table, wal_root, mem_root
-        self._note = CommitNote.new("legacy-writer")
+        self._note = CommitNote("legacy-writer")
         if self._claim(mem_wals_of(table)).updated:
             self._commit(self._claim)
         newest = self._newest()

@@ -66,7 +66,7 @@ def create_mem_wal(
 
 
 def _create(table: Table, planned: RestoredIndex) -> None:
-    note = commit.CommitNote.new("init")
+    note = commit.CommitNote("init")
     entry = _entry(table, planned.details)
     transaction = note.transaction(table.version)
     transaction.create_index.new_indices.append(entry)
@@ -110,7 +110,7 @@ def _add(table: Table, specs: Sequence[RegionSpec], maintained_indexes: Sequence
                 refuse_existing(table)
             return table
         try:
-            commit.commit_indexes(table, commit.IndexChange(details), commit.CommitNote.new("init"))
+            commit.commit_indexes(table, commit.IndexChange(details), commit.CommitNote("init"))
         except commit.CommitLostError as error:
             table = retry.conflict(table, error)
         else:

@@ -531,7 +531,7 @@ def _commit(table: Table, fragments: tuple[FragmentMetadata, ...], keys: _Keys, 
             f"The DataFrame gave {difference}.",
             remedy="Its source gives other rows each time it is evaluated: write it to files first, and load those.",
         )
-    note = CommitNote.new("bulk_load")
+    note = CommitNote("bulk_load")
     # Credentials may have expired while executors worked.
     table = replace(table, location=table.location.refreshed())
     with log_files_if_kept(table, files):

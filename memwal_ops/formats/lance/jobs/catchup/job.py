@@ -8,7 +8,6 @@ running it again confirms that step.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -127,9 +126,8 @@ def migrate(table: Table, old: str, new: str, *, dry_run: bool = False) -> Migra
     Raises ``InvalidUsageError``: neither index exists, or they are not two vector indexes on one column;
     ``UnsupportedFeatureError``: the old one has no record of its build parameters; ``CommitConflictError``.
     """
-    started = time.monotonic()
+    note = commit.CommitNote("catchup")
     commit.check_rewritable(table)
-    note = commit.CommitNote.new("catchup")
     table = table.newest()
     step, holds = _next_step(table, old, new)
     decision = "dry_run"
@@ -146,7 +144,7 @@ def migrate(table: Table, old: str, new: str, *, dry_run: bool = False) -> Migra
         holds=holds,
         next=_NEXT[step].format(old=old, new=new),
         version=table.version,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
     )
 
 

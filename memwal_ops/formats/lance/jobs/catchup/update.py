@@ -13,7 +13,6 @@ that version; else none.
 from __future__ import annotations
 
 import time
-import uuid
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -78,7 +77,7 @@ class _Run:
 
 def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) -> CatchupReport:
     """Report what :func:`catch_up` would do, without changes: decision ``dry_run``."""
-    started = time.monotonic()
+    note = CommitNote("catchup")
     _check_options(table, options)
     check_rewritable(table)
     if options.engine == "spark":
@@ -100,10 +99,10 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
     return CatchupReport(
         decision=CatchupDecision.DRY_RUN,
         rows=coverage(frozenset.intersection(*updated), table.manifest).uncovered_rows if updated else 0,
-        run_id=str(uuid.uuid4()),
+        run_id=note.run_id,
         indexes=tuple(reports),
         version=table.version,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
         blocked=_replaced(table),
         keeps_codebooks=table.log.keeps_codebooks,
     )
@@ -140,16 +139,16 @@ def _would_write(index: BaseIndex, method: str, debt: SegmentDebt) -> int:
 
 def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> CatchupReport:
     """Bring the indexes up to date, or build them anew."""
-    started = time.monotonic()
+    note = CommitNote("catchup")
     _check_options(table, options)
     check_rewritable(table)
     if table.is_at_rest(options.rest_after):
         options = replace(options, rest_after=timedelta(0))  # also after its own commits
     with building.Builders(options, context) as builders:
-        return _catch_up_all(_Run(table, options, CommitNote.new("catchup"), context, builders), started)
+        return _catch_up_all(_Run(table, options, note, context, builders))
 
 
-def _catch_up_all(run: _Run, started: float) -> CatchupReport:
+def _catch_up_all(run: _Run) -> CatchupReport:
     table, options, context = run.table, run.options, run.context
     wanted = [index.name for index in _wanted(table, options)]
     may_write = any(_next_need(table, index, options) == "update" for index in _wanted(table, options))
@@ -176,7 +175,7 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
         indexes=tuple(reports),
         version=run.table.version,
         commit_conflicts=run.retry.conflicts,
-        seconds=time.monotonic() - started,
+        seconds=run.note.seconds,
         blocked=_replaced(run.table),
         keeps_codebooks=run.table.log.keeps_codebooks,
     )

@@ -10,8 +10,6 @@ rewriting itself may run on Spark; all else is the same there.
 
 from __future__ import annotations
 
-import time
-import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -219,7 +217,7 @@ class _Attempt:
 def plan(table: Table, options: CompactOptions, context: RunContext | None = None) -> CompactReport:
     """Report what a compaction would do, without writing: decision ``dry_run``."""
     context = context or RunContext()
-    started = time.monotonic()
+    note = CommitNote("compact")
     check_rewritable(table)
     refuse_auto_cleanup(table)
     planning.refuse_settings(table, options)
@@ -236,7 +234,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
     fragments = len(table.manifest.manifest.fragments)
     return CompactReport(
         decision=CompactDecision.DRY_RUN,
-        run_id=str(uuid.uuid4()),
+        run_id=note.run_id,
         engine=engine.name,
         engine_reason=engine.reason,
         why=_planned_why(planner, run, options) if due.fragments else planner.why(),
@@ -251,7 +249,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
         dropped_column_bytes=run.dropped,
         settings=planner.settings,
         version=table.version,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
         expected_seconds=seconds_at(run.rows, rates),
         indexed_again=tuple(sorted(planner.indexed_again)) if run.fragments else (),
         indexes_behind=tuple(planner.indexes_behind) if run.fragments else (),
@@ -284,14 +282,13 @@ def apply(
         InvalidUsageError: pylance refuses a setting of the table for compactions.
         UnsupportedFeatureError: a table whose manifest must not be rewritten here, or a setting that is refused.
     """
-    context = context or RunContext()
-    started = time.monotonic()
+    context, note = context or RunContext(), CommitNote("compact")
     table = _checked_settings(table, options)
     if table.is_at_rest(options.rest_after):
         options = replace(options, rest_after=timedelta(0))  # also after its own commits
     engine = _choose(options, (planner := planning.Planner(table, options)).next_run())
     with _executor(engine, options, context) as executor:
-        return replace(_compact_all(planner, options, executor, context, started, only), engine_reason=engine.reason)
+        return replace(_compact_all(planner, options, executor, context, note, only), engine_reason=engine.reason)
 
 
 def _choose(options: CompactOptions, run: planning.Debt) -> EngineChoice:
@@ -314,7 +311,7 @@ def _compact_all(
     options: CompactOptions,
     executor: TaskExecutor,
     context: RunContext,
-    started: float,
+    note: CommitNote,
     only: Collection[int] | None,
 ) -> CompactReport:
     before = len((table := planner.table).manifest.manifest.fragments)
@@ -322,10 +319,10 @@ def _compact_all(
     if before:
         _prepare(table, probes=bool(only) or _may_write(planner))
     scope = _Scope(set(table.fragment_ids if only is None else only))
-    run = _Run(table, options, executor, context, scope, planner, only or ())
+    run = _Run(table, options, executor, context, scope, planner, only or (), note)
     done, guard = run.done, run.guard
     run.table = corrections.exclude_dropped_rows(
-        corrections.clear_coverage(table, run.note, run.retry), None, run.note, run.retry
+        corrections.clear_coverage(table, note, run.retry), None, note, run.retry
     )
     run.rewrite()
     while done.removed and only is None and run.index_again() and run.error is None:
@@ -340,7 +337,7 @@ def _compact_all(
     done_as = CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED
     return CompactReport(
         decision=CompactDecision.ANSWERS_WORSE if is_worse else done_as,
-        run_id=run.note.run_id,
+        run_id=note.run_id,
         engine=executor.name,
         why=None if is_worse else why,
         fragments_before=before,
@@ -356,7 +353,7 @@ def _compact_all(
         snapshot_lost=had_snapshot and is_external(table) and not _has_file(table),
         version=table.version,
         commit_conflicts=run.retry.conflicts,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
         answers=tuple(guard.compared),
         error=run.error,
         exit_code=0 if run.error is None else run.error.exit_code,
@@ -376,7 +373,7 @@ class _Run:
     scope: _Scope
     planner: planning.Planner
     demanded: Collection[int]
-    note: CommitNote = field(default_factory=lambda: CommitNote.new("compact"))
+    note: CommitNote
     retry: CommitRetry = field(default_factory=CommitRetry)
     done: _Totals = field(default_factory=_Totals)
     error: errors.MemwalOpsError | None = None

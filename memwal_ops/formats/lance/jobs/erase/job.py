@@ -217,7 +217,7 @@ class TableErasure(Erasure):
             self._rebuild(survey)
             survey = self._newest()
         if survey.newest_mentions:
-            self.table = touch(self.table, CommitNote.new("erase"), self.commit)
+            self.table = touch(self.table, CommitNote("erase"), self.commit)
         self._erase_followers()
         survey = self.survey()
         self.surveyor.segments.record()
@@ -249,7 +249,7 @@ class TableErasure(Erasure):
     def _delete(self) -> None:
         self.context.step("delete")
         for target in self.targets:
-            self.table, rows = delete_living(self.table, target, CommitNote.new("erase"), self.context, self.commit)
+            self.table, rows = delete_living(self.table, target, CommitNote("erase"), self.context, self.commit)
             self.count("rows_deleted", rows)
 
     def _rewrite(self, found: Survey) -> None:

@@ -208,7 +208,7 @@ class LegacyErasure(job.TableErasure):
                 self.table.guard.register(change.written_files())
                 try:
                     with deleted_unless_named(partial(remove_files, self.table, change.written_files())):
-                        publish(self.table, Change(), CommitNote.new("erase"), merge_draft(self.table, change))
+                        publish(self.table, Change(), CommitNote("erase"), merge_draft(self.table, change))
                 except CommitLostError as error:
                     self.table = retry.conflict(self.table, error)
                 else:
@@ -234,7 +234,7 @@ class LegacyErasure(job.TableErasure):
         return not self.table.fragment_ids <= index.covered
 
     def _build(self, index: BaseIndex) -> None:
-        table, note = self.table, CommitNote.new("erase")
+        table, note = self.table, CommitNote("erase")
         fragments = [int(fragment.id) for fragment in table.manifest.manifest.fragments]
         arguments = arguments_like(table, index)
         with lance_errors("build index", index.name):

@@ -299,7 +299,7 @@ def apply(table: Table, options: GcOptions, context: RunContext | None = None) -
     report = LegacyGcReport(applied=True, warnings=options.dangers())
     table = table.newest()
     anchor = table_anchor(table)
-    logs = _Logs(_View.read(table, options, store_time(table.store)), (anchor,), CommitNote.new("gc"))
+    logs = _Logs(_View.read(table, options, store_time(table.store)), (anchor,), CommitNote("gc"))
     report.versions = table.version
     return collector.collect([logs], report, options, context or RunContext())
 

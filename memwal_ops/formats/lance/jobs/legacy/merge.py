@@ -184,7 +184,7 @@ class _Run:
     options: MergeOptions
     limit: frozenset[MemWalId]
     context: RunContext
-    note: CommitNote = field(default_factory=lambda: CommitNote.new("merge"))
+    note: CommitNote
     blocked: dict[str, index.BlockedMemWal] = field(default_factory=dict)
     passes: list[LegacyPass] = field(default_factory=list)
     marked: list[MemWalId] = field(default_factory=list)
@@ -210,7 +210,7 @@ class _Run:
 def plan(table: Table, options: MergeOptions, context: RunContext | None = None) -> LegacyMergeReport:
     """Report what a merge would do, without changes; MemTables are not opened."""
     del context
-    started = time.monotonic()
+    note = CommitNote("merge")
     emptied = index.find_emptied(table)
     if emptied is not None and not options.restore:
         raise emptied.error("merge")
@@ -220,14 +220,14 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
         index.check_mergeable(with_key(table, options))
     return LegacyMergeReport(
         decision=MergeDecision.DRY_RUN,
-        run_id=CommitNote.new("merge").run_id,
+        run_id=note.run_id,
         passes=tuple(LegacyPass((mem_wal.id,)) for mem_wal in pending),
         marked=tuple(mem_wal.id for region in work.values() for mem_wal in region.merged_already),
         blocked=tuple(region.blocked for region in work.values() if region.blocked is not None),
         work=work,
         restored=None if emptied is None else emptied.source,
         version=table.version,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
     )
 
 
@@ -242,7 +242,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
         CommitStateUnknownError: the outcome of a commit is unknown; run it again.
         MemwalOpsError: any other refusal; what earlier passes published stays merged.
     """
-    started = time.monotonic()
+    note = CommitNote("merge")
     if options.engine == "spark":
         raise errors.InvalidUsageError(
             "A table with the legacy MemWAL index is merged by the local engine only.",
@@ -251,7 +251,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
     retry = CommitRetry()
     work = _work(table, options)
     limit = frozenset(mem_wal.id for region in work.values() for mem_wal in region.pending)
-    run = _Run(options, limit, context or RunContext())
+    run = _Run(options, limit, context or RunContext(), note)
     if limit or any(region.merged_already for region in work.values()):
         probe_conditional_writes(table.store)
     while True:
@@ -277,7 +277,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
             blocked=bool(run.blocked),
             had_work=bool(limit),
         ),
-        run_id=run.note.run_id,
+        run_id=note.run_id,
         passes=tuple(run.passes),
         marked=tuple(run.marked),
         blocked=tuple(run.blocked[name] for name in sorted(run.blocked)),
@@ -285,7 +285,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
         restored=run.restored,
         version=table.version,
         commit_conflicts=retry.conflicts,
-        seconds=time.monotonic() - started,
+        seconds=note.seconds,
     )
 
 

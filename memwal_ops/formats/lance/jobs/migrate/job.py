@@ -6,7 +6,6 @@ migrated by :mod:`memwal_ops.formats.lance.jobs.migrate.layout`.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -46,24 +45,21 @@ def plan(
     if options.to == migrate_store.S3:
         return migrate_store.plan(table, options, context)
     del context
-    started = time.monotonic()
-    note = CommitNote.new("migrate")
+    note = CommitNote("migrate")
     if (target := migrate_layout.target_of(table, options)) is not None:
         return migrate_layout.plan(table, target, options)
     if options.rollback or table.log.exists:
-        return _on_migrated(table, options, note, started)
+        return _on_migrated(table, options, note)
     if (emptied := index.find_emptied(table)) is not None:
         if not options.restore:
             raise emptied.error("migrate")
-        return report.MigrateReport.of(
-            report.MigrateDecision.PLANNED, table, options, note, started, restored=emptied.source
-        )
+        return report.MigrateReport.of(report.MigrateDecision.PLANNED, table, options, note, restored=emptied.source)
     table = _checked(table, options)
     regions = _regions(table, options)
     decision = (
         report.MigrateDecision.BLOCKED if any(region.blocked for region in regions) else report.MigrateDecision.PLANNED
     )
-    return report.MigrateReport.of(decision, table, options, note, started, regions)
+    return report.MigrateReport.of(decision, table, options, note, regions)
 
 
 @names_damage
@@ -81,9 +77,8 @@ def apply(
     """
     if options.to == migrate_store.S3:
         return migrate_store.apply(table, options, context)
-    started = time.monotonic()
     context = context or RunContext()
-    note = CommitNote.new("migrate")
+    note = CommitNote("migrate")
     retry = CommitRetry()
     restored: int | None = None
     if (target := migrate_layout.target_of(table, options)) is not None:
@@ -91,9 +86,9 @@ def apply(
     while True:
         try:
             if options.rollback:
-                return _roll_back(table, options, note, started)
+                return _roll_back(table, options, note)
             if table.log.exists:
-                return _on_migrated(table, options, note, started)
+                return _on_migrated(table, options, note)
             probe_conditional_writes(table.store)
             if (emptied := index.find_emptied(table)) is not None:
                 if not options.restore:
@@ -106,7 +101,7 @@ def apply(
             regions = _regions(keyed, options)
             if any(region.blocked for region in regions):
                 return report.MigrateReport.of(
-                    report.MigrateDecision.BLOCKED, table, options, note, started, regions, restored=restored
+                    report.MigrateDecision.BLOCKED, table, options, note, regions, restored=restored
                 )
             if (claim := _claim(table)).updated:
                 index.publish(table, claim, note)
@@ -117,34 +112,32 @@ def apply(
             context.figures["conflicts"] += retry.conflicts
             newest = retry.landed(table)
             return report.MigrateReport.of(
-                report.MigrateDecision.MIGRATED, newest, options, note, started, done, restored=restored, kept=kept.path
+                report.MigrateDecision.MIGRATED, newest, options, note, done, restored=restored, kept=kept.path
             )
         except (CommitLostError, errors.ObjectNotFoundError) as error:
             table = retry.conflict_or_expired(table, error)
 
 
-def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> report.MigrateReport:
+def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote) -> report.MigrateReport:
     """The report for a table that has the current index: nothing to do, or what a rollback would do."""
     if not options.rollback:
         if options.given():
             options.refuse_legacy()
-        return report.MigrateReport.of(report.MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
+        return report.MigrateReport.of(report.MigrateDecision.NOTHING_TO_MIGRATE, table, options, note)
     if not table.log.exists:
         raise errors.InvalidUsageError(f"{table.location.uri} has the legacy index: there is nothing to roll back.")
     kept = adoption.read_kept(table)
-    return report.MigrateReport.of(report.MigrateDecision.PLANNED, table, options, note, started, kept=kept.path)
+    return report.MigrateReport.of(report.MigrateDecision.PLANNED, table, options, note, kept=kept.path)
 
 
-def _roll_back(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> report.MigrateReport:
+def _roll_back(table: Table, options: MigrateOptions, note: CommitNote) -> report.MigrateReport:
     if not table.log.exists:
-        return report.MigrateReport.of(report.MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
+        return report.MigrateReport.of(report.MigrateDecision.NOTHING_TO_MIGRATE, table, options, note)
     kept = adoption.read_kept(table)
     probe_conditional_writes(table.store)
     adoption.seal_regions(table, kept)
     adoption.publish_rolled_back(table, kept, note)
-    return report.MigrateReport.of(
-        report.MigrateDecision.ROLLED_BACK, table.newest(), options, note, started, kept=kept.path
-    )
+    return report.MigrateReport.of(report.MigrateDecision.ROLLED_BACK, table.newest(), options, note, kept=kept.path)
 
 
 def _checked(table: Table, options: MigrateOptions) -> Table:

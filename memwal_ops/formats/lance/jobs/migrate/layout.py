@@ -21,7 +21,6 @@ Progress is never changed: each region's id keeps it, and is never used again.
 
 from __future__ import annotations
 
-import time
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -146,9 +145,9 @@ class _Run:
     """The values that all reports of a run share."""
 
     def __init__(self, target: Layout, options: MigrateOptions, before: str) -> None:
-        self.note = CommitNote.new("migrate")
+        self.note = CommitNote("migrate")
         self.rollback, self.before = options.rollback, before
-        self._target, self._started = target, time.monotonic()
+        self._target = target
 
     def report(
         self,
@@ -160,7 +159,7 @@ class _Run:
         return LayoutReport(
             decision, self.note.run_id, table.location.uri, self.before, self._target.name, self.rollback,
             table.primary_key, tuple(sorted(regions, key=attrgetter("region_id"))), tuple(blocked), table.version,
-            time.monotonic() - self._started,
+            self.note.seconds,
         )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +124,6 @@ class MigrateReport:
         table: Table,
         options: MigrateOptions,
         note: CommitNote,
-        started: float,
         regions: Sequence[RegionMigration] = (),
         *,
         restored: int | None = None,
@@ -134,7 +132,7 @@ class MigrateReport:
         """The report of a run on a table's version."""
         return cls(
             decision, note.run_id, table.location.uri, options.layout, options.rollback, table.primary_key,
-            tuple(regions), restored, kept, table.version, time.monotonic() - started, table.naming is NamingScheme.V1,
+            tuple(regions), restored, kept, table.version, note.seconds, table.naming is NamingScheme.V1,
         )  # fmt: skip
 
     @property

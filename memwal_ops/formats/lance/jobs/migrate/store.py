@@ -8,7 +8,6 @@ for writers; after it, all versions are in S3 alone.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,11 +91,11 @@ def plan(table: Table, options: MigrateOptions, context: RunContext | None = Non
         OptionError: options for legacy tables were given.
     """
     del context
-    started = time.monotonic()
+    note = CommitNote("migrate")
     store = _checked(table, options)
     decision = MigrateDecision.NOTHING_TO_MIGRATE if store is None else MigrateDecision.PLANNED
     branches = 0 if store is None else len(store.versions_folders()) - 1
-    return _report(decision, table, started, branches, 0)
+    return _report(decision, table, note, branches, 0)
 
 
 def apply(table: Table, options: MigrateOptions, context: RunContext | None = None) -> StoreReport:
@@ -107,10 +106,10 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
     Raises ``ConditionalWriteUnsupportedError``: the bucket does not enforce conditional writes, which plain S3 needs;
     ``CommitConflictError``: writers keep committing; ``MemwalOpsError``: as :func:`plan`; DynamoDB refused or failed.
     """
-    started, context = time.monotonic(), context or RunContext()
+    note, context = CommitNote("migrate"), context or RunContext()
     store = _checked(table, options)
     if store is None:
-        return _report(MigrateDecision.NOTHING_TO_MIGRATE, table, started, 0, 0)
+        return _report(MigrateDecision.NOTHING_TO_MIGRATE, table, note, 0, 0)
     probe_conditional_writes(table.store, again=True)
     versions: dict[str, int] = {}
     finished = 0
@@ -119,7 +118,7 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
             finished += store.finish_all(folder)
             versions[folder] = _fence(table, store, folder, context)
     decision, branches = MigrateDecision.MIGRATED, len(versions) - 1
-    return _report(decision, table, started, branches, finished, versions[VERSIONS_FOLDER])
+    return _report(decision, table, note, branches, finished, versions[VERSIONS_FOLDER])
 
 
 def _checked(table: Table, options: MigrateOptions) -> ManifestEntryStore | None:
@@ -150,10 +149,10 @@ def _fence(table: Table, store: ManifestEntryStore, folder: str, context: RunCon
 
 
 def _report(
-    decision: MigrateDecision, table: Table, started: float, branches: int, finished: int, version: int = 0
+    decision: MigrateDecision, table: Table, note: CommitNote, branches: int, finished: int, version: int = 0
 ) -> StoreReport:
     location = table.location
     return StoreReport(
-        decision, CommitNote.new("migrate").run_id, location.uri, location.scheme, location.folder, branches, finished,
-        version or table.version, time.monotonic() - started,
+        decision, note.run_id, location.uri, location.scheme, location.folder, branches, finished,
+        version or table.version, note.seconds,
     )  # fmt: skip

@@ -276,7 +276,7 @@ class CatchupPlace:
             return None if catchup_entry(details, self.index) != seen else commit.IndexChange(self._with(details, data))
 
         newest = self.table.newest()
-        return commit.publish_change(newest, change, commit.CommitNote.new("repair"), CommitRetry()) is not newest
+        return commit.publish_change(newest, change, commit.CommitNote("repair"), CommitRetry()) is not newest
 
     def _with(self, details: memwal_pb2.MemWalIndexDetails, data: bytes | None) -> memwal_pb2.MemWalIndexDetails:
         changed = memwal_pb2.MemWalIndexDetails()
@@ -330,7 +330,7 @@ class SnapshotPlace:
             known = {key: document[key] for key in ("timestamp_millis", "num_regions")}
             return commit.IndexChange(with_snapshot(table.index.details, **known, inline=inline), uuid=file_id)
 
-        commit.publish_change(self.table.newest(), change, commit.CommitNote.new("repair"), CommitRetry())
+        commit.publish_change(self.table.newest(), change, commit.CommitNote("repair"), CommitRetry())
         return done
 
 
@@ -377,7 +377,7 @@ class RowsPlace:
             manifest.reader_feature_flags |= _DELETION_FILES
             manifest.writer_feature_flags |= _DELETION_FILES
         transaction = table_pb2.Transaction(read_version=newest.version, uuid=str(uuid.uuid4()))
-        transaction.transaction_properties.update(commit.CommitNote.new("repair").properties())
+        transaction.transaction_properties.update(commit.CommitNote("repair").properties())
         # From this, the schema history determines the version that these fragments come from.
         transaction.restore.version = _version_with(newest, data)
         try:

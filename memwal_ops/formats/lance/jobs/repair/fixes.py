@@ -154,7 +154,7 @@ def _catchup(table: Table, finding: Inconsistency) -> Fix[Table]:
             keep(choices.CatchupPlace(newest, name).name, before, after)
             return IndexChange(details)
 
-        newest = publish_change(table, change, CommitNote.new("repair"), commit_retry.CommitRetry())
+        newest = publish_change(table, change, CommitNote("repair"), commit_retry.CommitRetry())
         return FixAttempt.GONE if newest is table else FixAttempt.DONE
 
     return Fix(f"catchup:{name}", f"set the catch-up entry of index {name} to what its fragments cover", make)

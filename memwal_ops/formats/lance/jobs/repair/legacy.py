@@ -39,7 +39,7 @@ def fix_of_legacy(table: Table, finding: Inconsistency) -> Fix[Table] | None:
         source = read_version_manifest(table.store, again.source or 0, table.naming)
         keep(RowsPlace.name, fragments_of(table.manifest.manifest), fragments_of(source.manifest))
         try:
-            restore_emptied(table, again, CommitNote.new("repair"))
+            restore_emptied(table, again, CommitNote("repair"))
         except CommitLostError:
             return FixAttempt.CONFLICT
         return FixAttempt.DONE

@@ -491,7 +491,7 @@ def test_a_hint_that_cannot_be_advanced_is_no_failure(method: str, fault: Except
 
 
 def test_the_note_of_a_commit() -> None:
-    first, second = CommitNote.new("merge"), CommitNote.new("merge")
+    first, second = CommitNote("merge"), CommitNote("merge")
     assert first.run_id != second.run_id
     assert UUID(first.run_id).version == 4
     assert first.properties() == {

@@ -125,7 +125,7 @@ def test_a_fragment_that_is_under_way_is_not_claimed(uri: str) -> None:
     plan = lance.optimize.Compaction.plan(beside, {"target_rows_per_fragment": 1000})
     results = [task.execute(beside) for task in plan.tasks]
     lance.dataset(uri).delete("id = 30")
-    compact_indexes.exclude_dropped_rows(open_table(uri), None, CommitNote.new("compact"), CommitRetry())
+    compact_indexes.exclude_dropped_rows(open_table(uri), None, CommitNote("compact"), CommitRetry())
     lance.optimize.Compaction.commit(beside, results)
     after = open_table(uri)
     new = {fragment.id for fragment in after.manifest.manifest.fragments if fragment.id > highest}

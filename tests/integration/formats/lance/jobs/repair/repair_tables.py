@@ -62,7 +62,7 @@ def generation_and_log_gone(uri: str, region: str) -> None:
 
 def change_details(uri: str, change: Callable[[Any], Any]) -> None:
     table = opened(uri)
-    commit_indexes(table, IndexChange(change(table.index.details)), CommitNote.new("damage"))
+    commit_indexes(table, IndexChange(change(table.index.details)), CommitNote("damage"))
 
 
 def snapshot_unreadable(uri: str, _region: str) -> None:
