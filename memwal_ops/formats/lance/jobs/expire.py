@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -609,7 +609,7 @@ def _frees(table: Table, retention: LiveVersions, versions: Collection[int]) -> 
             if candidate.kind is not proofs.CandidateKind.GENERATION or generation is None or region_id is None:
                 continue
             unmet = [gate for gate in evidence.generation_gates(region_id, generation) if not gate.met]
-            without = evidence.with_retention(left).generation_gates(region_id, generation)
+            without = replace(evidence, retention=left).generation_gates(region_id, generation)
             if unmet and all(gate.met for gate in without):
                 count += 1
                 size += candidate.bytes

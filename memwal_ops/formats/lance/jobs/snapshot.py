@@ -91,14 +91,9 @@ class SnapshotReport:
     is_current: bool = True
 
     @property
-    def has_faults(self) -> bool:
-        """Whether a region could not be read."""
-        return any(entry.is_fault for entry in self.skipped)
-
-    @property
     def exit_code(self) -> int:
-        """Exit code of the command."""
-        return RegionsBlockedError.exit_code if self.has_faults else 0
+        """10 if a region could not be read."""
+        return RegionsBlockedError.exit_code if any(entry.is_fault for entry in self.skipped) else 0
 
     def to_json(self) -> dict[str, object]:
         """The document of ``snapshot --json``."""

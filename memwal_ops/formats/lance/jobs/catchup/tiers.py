@@ -91,7 +91,7 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
         or debts[name].excess
         or policy.is_costly(sum(sizes[fragment] for fragment in lacking[name].uncovered), debts[name].bytes)
         or policy.is_due(rows - lacking[name].uncovered_rows, lacking[name].uncovered_rows,
-                  anew=is_written_anew(table, indexes[name], options))
+                  anew=_policy(table, indexes[name], options).writes_anew)
     ]  # fmt: skip
     urgent = [name for name, one in lacking.items() if policy.is_urgent(rows - one.uncovered_rows, one.uncovered_rows)]
     return {
@@ -165,11 +165,6 @@ def finds_old_values(table: Table, index: BaseIndex) -> bool:
 def has_too_many_segments(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
     """Whether segments of it are merged also without new rows."""
     return len(index.segments) > _policy(table, index, options).max_segments
-
-
-def is_written_anew(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
-    """Whether each update of an index writes all of it."""
-    return _policy(table, index, options).writes_anew
 
 
 def bytes_of(entries: Iterable[table_pb2.IndexMetadata]) -> int:

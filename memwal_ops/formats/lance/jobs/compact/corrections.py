@@ -91,11 +91,6 @@ def exclude_dropped_rows(table: Table, before: Table | None, note: CommitNote, r
     return publish_change(table, change, note, retry)
 
 
-def without_dropped_rows(table: Table, before: Table) -> Iterator[table_pb2.IndexMetadata]:
-    """The entries of a version that is not published yet which :func:`exclude_dropped_rows` will change, changed."""
-    return (new for _, new in _to_change(table, before))
-
-
 def unchecked_segments(table: Table) -> int:
     """The number of segments for which :func:`exclude_dropped_rows` reads earlier versions. No requests."""
     return len(_entries(table))
@@ -340,7 +335,7 @@ class _Question:
 
 def _changed(before: Table, later: Table) -> Iterator[tuple[BaseIndex, list[table_pb2.IndexMetadata]]]:
     """The indexes with other files or another coverage than before, and their entries once the run has ended."""
-    final = {entry.uuid.uuid: entry for entry in without_dropped_rows(later, before)}
+    final = {new.uuid.uuid: new for _, new in _to_change(later, before)}  # as exclude_dropped_rows will change them
     for name, index in base_indexes(before).items():
         entries = [entry for entry in later.manifest.index_entries if entry.name == name]
         if entries and _state(entries) != _state(index.segments):

@@ -317,7 +317,11 @@ def _compact_all(
     before = len((table := planner.table).manifest.manifest.fragments)
     had_snapshot = is_external(table) and _has_file(table)
     if before:
-        _prepare(table, probes=bool(only) or _may_write(planner))
+        if only or _may_write(planner):
+            probe_conditional_writes(table.store)
+        sweep_staged(table)
+        if table.listed.has_detached:
+            sweep_leftovers(table)
     scope = _Scope(set(table.fragment_ids if only is None else only))
     run = _Run(table, options, executor, context, scope, planner, only or (), note)
     done, guard = run.done, run.guard
@@ -462,15 +466,6 @@ def _may_write(planner: planning.Planner) -> bool:
     """Whether a run may commit anything: a table to which nothing is due is not written to."""
     entry = find_memwal_entry(planner.table.manifest.indexes)
     return bool((entry and entry.fragment_bitmap) or corrections.unchecked_segments(planner.table) or planner.groups())
-
-
-def _prepare(table: Table, *, probes: bool) -> None:
-    """Before the first write: probe the store, and delete what killed runs left."""
-    if probes:
-        probe_conditional_writes(table.store)
-    sweep_staged(table)
-    if table.listed.has_detached:
-        sweep_leftovers(table)
 
 
 def _unfinished(done: _Totals, due: int, options: CompactOptions, busy: Collection[int]) -> str | None:

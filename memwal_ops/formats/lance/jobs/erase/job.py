@@ -31,7 +31,7 @@ from memwal_ops.formats.lance.commit.commit import (
     fixed_dictionaries,
     fixed_dictionary_error,
 )
-from memwal_ops.formats.lance.commit.publication import may_be_named
+from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.commit.rebased_commit import commit_deletion
 from memwal_ops.formats.lance.engines.merge.rewrite import BaseVersion as Base, delete_superseded, deletion_path
 from memwal_ops.formats.lance.jobs import expire, merge
@@ -53,67 +53,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.jobs.catchup.report import IndexReport
     from memwal_ops.formats.lance.table import Table
-
-Commit = Callable[["Table", lance.LanceOperation.Delete, "CommitNote"], object]
-"""Publishes the next version with the deletion. Raises ``CommitLostError`` if another commit was first."""
-
-
-def delete_living(
-    table: Table, target: Target, note: CommitNote, context: RunContext, commit: Commit
-) -> tuple[Table, int]:
-    """Delete the rows that match and are not deleted; return the newest version, and how many rows.
-
-    Raises:
-        CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the outcome of a commit is unknown; run it again.
-    """
-    retry = CommitRetry()
-    while True:
-        batches = [batch.to_numpy() for batch in target.living(table.dataset, table.location.uri)]
-        addresses = np.sort(np.concatenate(batches)) if batches else np.empty(0, np.uint64)
-        if not addresses.size:
-            return table, 0
-        context.checkpoint()
-        try:
-            _publish(table, addresses, note, commit)
-        except (CommitLostError, ObjectNotFoundError) as error:
-            table = retry.conflict_or_expired(table, error)
-        else:
-            context.figures["conflicts"] += retry.conflicts
-            return retry.landed(table), int(addresses.size)
-
-
-def touch(table: Table, note: CommitNote, commit: Commit) -> Table:
-    """Publish a version without any change: the newest one has the expression of a deletion in it."""
-    retry = CommitRetry()
-    while True:
-        try:
-            commit(table, lance.LanceOperation.Delete([], [], ""), note)
-        except CommitLostError as error:
-            table = retry.conflict(table, error)
-        else:
-            return retry.landed(table)
-
-
-def _publish(table: Table, addresses: np.ndarray, note: CommitNote, commit: Commit) -> None:
-    updated, removed = delete_superseded(Base(table.location, table.dataset), addresses.astype(np.uint64))
-    written = [path for fragment in updated if (path := deletion_path(fragment)) is not None]
-    table.guard.register(written)
-    try:
-        commit(table, lance.LanceOperation.Delete(updated, removed, ""), note)
-    except BaseException as error:
-        if not may_be_named(error):
-            table.discard(written)
-        raise
-
-
-def commit_delete(table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
-    """Publish a deletion: exactly the next version where there is a log."""
-    if table.log.strict_commits:
-        commit_strict(table, operation, {}, note)
-    else:
-        commit_deletion(table, operation, note)
-
 
 __all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
 
@@ -217,7 +156,7 @@ class TableErasure(Erasure):
             self._rebuild(survey)
             survey = self._newest()
         if survey.newest_mentions:
-            self.table = touch(self.table, CommitNote("erase"), self.commit)
+            self._until_landed(self._touch)
         self._erase_followers()
         survey = self.survey()
         self.surveyor.segments.record()
@@ -232,7 +171,29 @@ class TableErasure(Erasure):
 
     def commit(self, table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
         """Publish a deletion. Raises ``CommitLostError`` if another commit was first."""
-        commit_delete(table, operation, note)
+        if table.log.strict_commits:
+            commit_strict(table, operation, {}, note)
+        else:
+            commit_deletion(table, operation, note)
+
+    def _until_landed(self, attempt: Callable[[], int | None]) -> int | None:
+        """The result of an attempt to publish on ``table``, repeated after each commit conflict; None: nothing to do.
+
+        Raises:
+            CommitConflictError: too many commit conflicts in a row.
+            CommitStateUnknownError: the outcome of a commit is unknown; run it again.
+        """
+        retry = CommitRetry()
+        while True:
+            try:
+                done = attempt()
+            except (CommitLostError, ObjectNotFoundError) as error:
+                self.table = retry.conflict_or_expired(self.table, error)
+            else:
+                self.context.figures["conflicts"] += retry.conflicts
+                if done is not None:
+                    self.table = retry.landed(self.table)
+                return done
 
     def _newest(self) -> Survey:
         self.context.checkpoint()
@@ -249,8 +210,27 @@ class TableErasure(Erasure):
     def _delete(self) -> None:
         self.context.step("delete")
         for target in self.targets:
-            self.table, rows = delete_living(self.table, target, CommitNote("erase"), self.context, self.commit)
-            self.count("rows_deleted", rows)
+            self.count("rows_deleted", self._until_landed(partial(self._delete_living, target)) or 0)
+
+    def _delete_living(self, target: Target) -> int | None:
+        """Delete the rows that match and are not deleted; return how many, or None."""
+        table = self.table
+        batches = [batch.to_numpy() for batch in target.living(table.dataset, table.location.uri)]
+        addresses = np.sort(np.concatenate(batches)) if batches else np.empty(0, np.uint64)
+        if not addresses.size:
+            return None
+        self.context.checkpoint()
+        updated, removed = delete_superseded(Base(table.location, table.dataset), addresses.astype(np.uint64))
+        written = [path for fragment in updated if (path := deletion_path(fragment)) is not None]
+        table.guard.register(written)
+        with deleted_unless_named(partial(table.discard, written)):
+            self.commit(table, lance.LanceOperation.Delete(updated, removed, ""), CommitNote("erase"))
+        return int(addresses.size)
+
+    def _touch(self) -> int:
+        """Publish a version without any change: the newest one has the expression of a deletion in it."""
+        self.commit(self.table, lance.LanceOperation.Delete([], [], ""), CommitNote("erase"))
+        return 0
 
     def _rewrite(self, found: Survey) -> None:
         self.context.step("compact")

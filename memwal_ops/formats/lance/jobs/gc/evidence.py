@@ -115,10 +115,6 @@ class GcEvidence:
         covered = self.covered if table.version == self.table.version else covered_generations(table)
         return replace(self, table=table, covered=covered)
 
-    def with_retention(self, retention: LiveVersions) -> GcEvidence:
-        """The same evidence as if only these versions may be opened."""
-        return replace(self, retention=retention)
-
     def generation_gates(self, region_id: UUID, generation: int) -> tuple[Gate, ...]:
         """The gates of a generation that do not depend on its region's manifest (S0-184, S0-188, S0-189)."""
         merged = self.table.index.merged_generations.get(region_id, 0)
@@ -160,11 +156,6 @@ class GcEvidence:
     @cached_property
     def _merged_before(self) -> Mapping[UUID, int]:
         return merged_before(self.table.store, self.retention, self.now - self.options.drain_after)
-
-    @property
-    def base_points_into_mem_wal(self) -> bool:
-        """Whether a version of the base table may have data files below ``_mem_wal/``: then all there is kept."""
-        return self.retention.points_into_mem_wal
 
     def age_gate(self, what: str, written: datetime, limit: timedelta) -> Gate:
         """The gate of an age; see :func:`memwal_ops.core.candidates.age_gate`."""

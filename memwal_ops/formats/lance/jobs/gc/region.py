@@ -254,7 +254,7 @@ class RegionView:
 
     def base_gates(self) -> tuple[Gate, ...]:
         """Empty, or one unmet gate for all candidates, since what is there may be needed."""
-        if self.evidence.base_points_into_mem_wal:
+        if self.evidence.retention.points_into_mem_wal:
             return (Gate(met=False, text="a base version that may be opened has files below _mem_wal/"),)
         if self._overwritten:
             return (Gate(met=False, text=f"it has newer rows than the base table: of {self._overwritten} keys"),)

@@ -29,12 +29,14 @@ from memwal_ops.formats.lance.jobs.answers_guard import SAMPLE, compare_answers,
 from memwal_ops.formats.lance.jobs.erase import job, log, survey
 from memwal_ops.formats.lance.jobs.legacy import gc, merge
 from memwal_ops.formats.lance.legacy.index import Draft, check_mergeable, draft_of, mem_wals_of, merge_draft, publish
+from memwal_ops.formats.lance.legacy.mem_tables import MemTables
 from memwal_ops.formats.lance.legacy.replay import entry_of, entry_rows
 from memwal_ops.formats.lance.legacy.states import Change
-from memwal_ops.formats.lance.options import MergeOptions
+from memwal_ops.formats.lance.options import LegacyOptions, MergeOptions
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -75,7 +77,7 @@ class LegacyLogs(log.LogSurvey):
 
     def read(self, others: Iterable[tuple[int, VersionManifest | None]]) -> LegacyLogs:
         """Search them; ``others`` are the versions but the newest, which may list a MemWAL as unmerged."""
-        for mem_wal in [*mem_wals_of(self.table), *gc.trimmed(self.table)]:
+        for mem_wal in [*mem_wals_of(self.table), *gc.trimmed(self.table).values()]:
             for location, is_log in ((mem_wal.wal_location, True), (mem_wal.mem_table_location, False)):
                 place = gc.log_path(self.table, location)
                 if location and not location.startswith(_IN_MEMORY) and place not in self._owners:
@@ -141,7 +143,8 @@ class LegacyLogs(log.LogSurvey):
 
     def _is_there(self, place: str) -> bool:
         try:
-            return gc.exists_outside(self.table, place)
+            store = open_store(MemTables(self.table, LegacyOptions()).located(place))
+            return next(iter(store.list()), None) is not None
         except MemwalOpsError:
             return True
 
@@ -219,7 +222,7 @@ class LegacyErasure(job.TableErasure):
         """Build anew the indexes that may hold such rows, and those that have not seen all that is merged."""
         self.context.step("catchup")
         for name, index in base_indexes(self.table).items():
-            if name not in found.indexes and not self._is_behind(index):
+            if name not in found.indexes and self.table.fragment_ids <= index.covered:
                 continue
             try:
                 self._build(index)
@@ -229,9 +232,6 @@ class LegacyErasure(job.TableErasure):
                 self.faults.append(RowHolder("index", name, f"it cannot be built anew: {error}", blocks=True))
             else:
                 self.count("indexes_rebuilt", 1)
-
-    def _is_behind(self, index: BaseIndex) -> bool:
-        return not self.table.fragment_ids <= index.covered
 
     def _build(self, index: BaseIndex) -> None:
         table, note = self.table, CommitNote("erase")

@@ -23,15 +23,14 @@ from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.files.version_files import decode_manifests, list_manifests, list_manifests_of_others
 from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.job import GcReport
-from memwal_ops.formats.lance.legacy import adoption, mem_tables, states
+from memwal_ops.formats.lance.legacy import adoption, states
 from memwal_ops.formats.lance.legacy.index import find_emptied, mem_wals_of, publish
-from memwal_ops.formats.lance.options import GcOptions, LegacyOptions, RetentionOptions
+from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import names_damage, require_complete
 from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals, encode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
 from memwal_ops.storage.clock import store_time
-from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.storage.records import decode_record, encode_record
 
@@ -74,7 +73,7 @@ class _View:
     @classmethod
     def read(cls, table: Table, options: RetentionOptions, now: datetime) -> _View:
         emptied = not table.log.exists and find_emptied(table) is not None
-        return cls(table, now, options, _unmerged_logs(table), _records(table), emptied)
+        return cls(table, now, options, _unmerged_logs(table), trimmed(table), emptied)
 
     def trimmable(self) -> tuple[MemWal, ...]:
         """The MemWALs that a trim removes: all that Lance's rule removes, except the last MemWAL of the table.
@@ -105,7 +104,7 @@ def _unmerged_logs(table: Table) -> dict[str, str]:
     return logs
 
 
-def _records(table: Table) -> dict[str, MemWal]:
+def trimmed(table: Table) -> dict[str, MemWal]:
     """What earlier runs trimmed, by the path of its record. Raises ``InvalidFormatError``: a record cannot be read."""
     records = {}
     for meta in table.store.list(_TRIMMED):
@@ -121,17 +120,6 @@ def log_path(table: Table, location: str) -> str:
     """A log's path relative to the table's root if it is below it; else unchanged."""
     relative = location.removeprefix(f"{table.location.uri}/").removeprefix(f"file://{table.location.uri}/")
     return posixpath.normpath(relative) if "://" not in relative else relative.rstrip("/")
-
-
-def trimmed(table: Table) -> Iterable[MemWal]:
-    """MemWALs that earlier runs trimmed, and whose logs may still be there."""
-    return _records(table).values()
-
-
-def exists_outside(table: Table, place: str) -> bool:
-    """Whether something is at a location outside of the table. Raises ``MemwalOpsError`` if that is not known."""
-    store = open_store(mem_tables.MemTables(table, LegacyOptions()).located(place))
-    return next(iter(store.list()), None) is not None
 
 
 class _Logs(Collector[LanceCandidate]):

@@ -87,13 +87,6 @@ def test_a_generation_that_a_version_needs_is_held(needed: str, advice: str) -> 
     assert evidence(needed).generation_gates(REGION, 1) == (MERGED, NO_INDEX, Gate(met=False, text=text))
 
 
-def test_files_of_the_base_below_mem_wal() -> None:
-    one = evidence()
-    assert one.base_points_into_mem_wal is False
-    one.retention.points_into_mem_wal = True  # type: ignore[misc]
-    assert one.base_points_into_mem_wal is True
-
-
 def test_ages_are_those_at_the_beginning_of_the_run() -> None:
     gate = evidence().age_gate("written", NOW - timedelta(hours=2), timedelta(hours=3))
     assert gate == Gate(met=False, text="written, 2 h ago; kept for 3 h")
@@ -118,11 +111,6 @@ def test_a_table_of_which_no_newer_version_is_listed_is_not_opened_again() -> No
     before = evidence(table=table(5), covered="read before")
     assert before.reread() is before
     assert before.retention.asked == [(before.table, NOW)]  # type: ignore[attr-defined]
-
-
-def test_rules_with_another_retention() -> None:
-    before, other = evidence(), Retained()
-    assert before.with_retention(other) == GcEvidence(before.table, other, before.covered, NOW, before.options)
 
 
 def test_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
