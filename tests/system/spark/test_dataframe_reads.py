@@ -56,7 +56,7 @@ def backlog(path: Path, kind: type[LsmTable] = Workload, seed: int = 3, **option
     merge.apply(open_table(made.uri), merge.MergeOptions())
     made.step(10)
     made.close()
-    assert merge.plan_passes(open_table(made.uri), merge.MergeOptions()).backlog.pending
+    assert merge.plan(open_table(made.uri), merge.MergeOptions()).backlog_after.pending
     return made
 
 

@@ -158,7 +158,7 @@ def test_one_frame_in_several_queries(tmp_path: Path, reading: SparkSession) -> 
 
 def test_a_damaged_generation_is_no_answer(tmp_path: Path, spark: SparkSession) -> None:
     made = table(tmp_path, Workload)
-    backlog = merge.plan_passes(open_table(made.uri), merge.MergeOptions()).backlog
+    backlog = merge.plan(open_table(made.uri), merge.MergeOptions()).backlog_after
     ref = backlog.pending[0]
     damage.remove_generation(made.uri, str(ref.region_id), ref.generation)
     with pytest.raises(Exception, match=f"generation {ref.generation} of region {ref.region_id}"):

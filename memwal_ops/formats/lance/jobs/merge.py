@@ -207,16 +207,6 @@ def restore_index(table: Table, backlog: Backlog) -> Table:
     return table
 
 
-@dataclass(frozen=True, slots=True)
-class MergePlan:
-    """What a merge would do, by the manifests alone."""
-
-    passes: tuple[MergePass, ...]
-    blocked: tuple[BlockedRegion, ...]
-    backlog: Backlog
-    drained: tuple[DrainedRegion, ...] = ()
-
-
 @dataclass(slots=True)
 class _Limits:
     """The last generation to merge in each region: before a fault, or when the run began, so that it ends."""
@@ -241,15 +231,19 @@ class _Limits:
         return [ref for ref in pending if ref.generation <= self.last.get(ref.region_id, 0)]
 
 
-def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
-    """Plan the passes of :func:`apply` on this version, up to the first damaged generation of each region.
+@names_damage
+def plan(table: Table, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
+    """Report what a merge would do, without changes: decision ``dry_run``, passes without results.
 
-    No rows are read.
+    Up to the first damaged generation of each region; no rows are read.
 
     Raises:
         InvalidUsageError: a region that the table does not have.
         UnsupportedFeatureError: a table on which the merge could not commit.
     """
+    del context
+    options.refuse_legacy()
+    note = commit.CommitNote("merge")
     table = with_listed_log(table)
     wanted = _wanted(table, options)
     backlog = checked_backlog(table, backlog_of(table, wanted)).backlog
@@ -270,23 +264,12 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
         commit.check_takes_rows(table)
     else:
         refuse_damaged_base_files(table)
-    passes = []
-    sized = _sized(options, _choose(options, waiting).name)
+    choice = _choose(options, waiting)
+    passes, sized = [], _sized(options, choice.name)
     while waiting:
         merge_pass = _next_pass(waiting, sized)
-        passes.append(merge_pass)
+        passes.append(MergePassReport(merge_pass, None))
         waiting = waiting[len(merge_pass.generations) :]
-    return MergePlan(tuple(passes), blocked, backlog, regions)
-
-
-@names_damage
-def plan(table: Table, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
-    """Report what a merge would do, without changes: decision ``dry_run``, passes without results."""
-    del context
-    options.refuse_legacy()
-    note = commit.CommitNote("merge")
-    planned = plan_passes(table, options)
-    choice = _choose(options, planned.backlog.pending)
     if choice.name == "spark":
         from memwal_ops.core.spark.session import check_environment  # noqa: PLC0415 - Spark only
 
@@ -297,11 +280,11 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
         engine=choice.name,
         engine_reason=choice.reason,
         fell_back=choice.fell_back,
-        passes=tuple(MergePassReport(merge_pass, None) for merge_pass in planned.passes),
-        blocked=_compared(table, planned.blocked),
-        drained=planned.drained,
-        overwritten=_overwritten(table, planned.backlog),
-        backlog_after=planned.backlog,
+        passes=tuple(passes),
+        blocked=_compared(table, blocked),
+        drained=regions,
+        overwritten=_overwritten(table, backlog),
+        backlog_after=backlog,
         version=table.version,
         commit_conflicts=0,
         seconds=note.seconds,

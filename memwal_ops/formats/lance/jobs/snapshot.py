@@ -190,29 +190,24 @@ def plan(table: Table, options: SnapshotOptions, context: RunContext | None = No
 
 
 @names_damage
-def apply(table: Table, options: SnapshotOptions, context: RunContext | None = None) -> SnapshotReport:
-    """Take a snapshot of all regions and publish it (S0-169 to S0-177); ``context`` reports progress per region.
-
-    Raises ``CommitConflictError``: too many commit conflicts in a row; ``CommitStateUnknownError``: the outcome of the
-    commit is unknown; run it again; ``UnsupportedFeatureError``: a table whose manifest must not be rewritten here.
-    """
-    return take(table, options, context or RunContext())
-
-
-def take(
+def apply(
     table: Table,
     options: SnapshotOptions,
-    context: RunContext,
+    context: RunContext | None = None,
     *,
     update_hints: bool = True,
     before_commit: Callable[[Table, commit.IndexChange, bytes], None] = lambda *_: None,
 ) -> SnapshotReport:
-    """:func:`apply`, as a part of another job.
+    """Take a snapshot of all regions and publish it (S0-169 to S0-177); ``context`` reports progress per region.
 
     ``update_hints``: also write the actual end of each region's log into its manifest; after a conflict with another
     builder in any case. ``before_commit``: called right before each attempt to publish, with the version that the
     change is relative to, the change, and the rows as a Lance file.
+
+    Raises ``CommitConflictError``: too many commit conflicts in a row; ``CommitStateUnknownError``: the outcome of the
+    commit is unknown; run it again; ``UnsupportedFeatureError``: a table whose manifest must not be rewritten here.
     """
+    context = context or RunContext()
     note = commit.CommitNote("snapshot")
     commit.check_rewritable(table)
     observed = _observe(table, context, update_hints=update_hints)

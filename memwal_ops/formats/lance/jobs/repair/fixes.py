@@ -190,7 +190,7 @@ def _take_snapshot(table: Table) -> Fix[Table]:
             after = choices.snapshot_content(change.details, change.uuid, rows)
             keep(choices.SnapshotPlace.name, choices.SnapshotPlace(newest).read(), after)
 
-        report = snapshot.take(
+        report = snapshot.apply(
             table, _options(table), RunContext(guard=table.guard), update_hints=False, before_commit=before_commit
         )
         return FixAttempt.DONE if report.decision == "built" else FixAttempt.GONE

@@ -186,11 +186,11 @@ def test_keys_beyond_the_budget_are_compared_in_parts(tmp_path: Path, kind: pa.D
         if number in {1, 3}:
             flush(uri, some(100_000, 100_200), region=region)
     table = open_table(uri)
-    (plan,) = merge.plan_passes(table, merge.MergeOptions()).passes
+    (plan,) = merge.plan(table, merge.MergeOptions()).passes
     blocked: list[dict[str, str]] = []
     for budget in (16 << 10, 1 << 30):
         with pytest.raises(BlockedRegionsError) as refused:
-            LocalMergeEngine().refuse_shared_keys(table, MergePass(plan.generations, budget))
+            LocalMergeEngine().refuse_shared_keys(table, MergePass(plan.merge_pass.generations, budget))
         blocked.append({str(region): str(error) for region, (_, error) in refused.value.causes.items()})
     assert [[*one] for one in blocked] == [[REGIONS[1], REGIONS[3]]] * 2
     for one in blocked:
