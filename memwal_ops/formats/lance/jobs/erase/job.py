@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.jobs.catchup.report import IndexReport
     from memwal_ops.formats.lance.table import Table
 
-__all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
-
 
 @dataclass
 class TableErasure(Erasure):

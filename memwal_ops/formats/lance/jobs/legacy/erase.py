@@ -166,9 +166,6 @@ class LegacyLogs(log.LogSurvey):
         return RowHolder(kind, path, f"{why}; {candidate.why}", until if waits else None, blocks)
 
 
-__all__ = ["apply", "plan"]
-
-
 @dataclass
 class LegacyErasure(job.TableErasure):
     """The erasure of rows of a table with the legacy MemWAL index."""

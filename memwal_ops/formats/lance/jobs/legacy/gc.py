@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.anchors import Anchor
     from memwal_ops.formats.lance.table import Table
 
-__all__ = ["apply", "backlog", "candidates", "plan"]
-
 _LOG = "wal_root"
 _RECORD = "trim_record"
 _ELSEWHERE = ", where gc deletes nothing: remove it yourself"

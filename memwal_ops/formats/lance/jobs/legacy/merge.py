@@ -170,8 +170,6 @@ def _passes(passes: tuple[LegacyPass, ...]) -> str:
     return grid(columns, rows, words=("generations",))
 
 
-__all__ = ["apply", "backlog", "plan"]
-
 # For every part of the keys all MemTables are opened again.
 _MIN_KEY_BYTES = 16 << 20
 _FAULTS = (errors.GenerationMissingError, errors.GenerationCorruptError, errors.SchemaProjectionError)
