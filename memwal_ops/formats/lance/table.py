@@ -151,6 +151,13 @@ class Table(GuardedTable):
         manifest = version_files.read_version_manifest(self.store, version, self.naming)
         return replace(self, manifest=manifest, handle=datasets.PinnedDataset(self.location, manifest)).dataset
 
+    def manifest_of(self, version: int) -> version_manifest.VersionManifest | None:
+        """The manifest of another version; None: it is gone, or does not decode."""
+        try:
+            return version_files.read_version_manifest(self.store, version, self.naming)
+        except (errors.ObjectNotFoundError, errors.InvalidFormatError):
+            return None
+
     def refuse_damaged_deletions(self) -> None:
         """Refuse to read rows if a deletion file is damaged: pylance may end the process, or return other rows.
 

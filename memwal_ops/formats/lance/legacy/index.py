@@ -89,13 +89,10 @@ class Meanings:
 
     def _read_release(self, version: int) -> str | None:
         table = self._table
-        if version == table.version:
-            writer = table.manifest.manifest.writer_version
-        else:
-            try:
-                writer = read_version_manifest(table.store, version, table.naming).manifest.writer_version
-            except (errors.ObjectNotFoundError, errors.InvalidFormatError):
-                return None
+        made_by = table.manifest if version == table.version else table.manifest_of(version)
+        if made_by is None:
+            return None
+        writer = made_by.manifest.writer_version
         return writer.version if writer.library == "lance" else None
 
 
@@ -269,9 +266,7 @@ def find_emptied(table: Table) -> Emptied | None:
     if newest.manifest.fragments:
         return None
     while version > 1:
-        try:
-            before = read_version_manifest(table.store, version - 1, table.naming)
-        except (errors.ObjectNotFoundError, errors.InvalidFormatError):
+        if (before := table.manifest_of(version - 1)) is None:
             return Emptied(table.version, None, 0) if commits_states(table.store, newest, None) else None
         if not commits_states(table.store, newest, before):
             return None

@@ -250,14 +250,14 @@ class Surveyor:
         )
         if then is None:
             return
-        shown = _read(table, then)
+        shown = table.manifest_of(then)
         whole = (
             {fragment_key(fragment) for fragment in shown.manifest.fragments if not fragment.HasField("deletion_file")}
             if shown
             else set()
         )
         for version in range(then, table.version + 1):
-            for fragment in (_read(table, version) or shown or table.manifest).manifest.fragments:
+            for fragment in (table.manifest_of(version) or shown or table.manifest).manifest.fragments:
                 if fragment_key(fragment) in whole and fragment.HasField("deletion_file"):
                     self.target.unaffected.add(fragment_key(fragment, deletions=True))
 
@@ -273,7 +273,7 @@ class Surveyor:
     def others(self, table: Table) -> Iterator[tuple[int, VersionManifest | None]]:
         """The versions but the newest; None for one that is gone or cannot be read."""
         versions = [version for version in self._retention.versions if version != table.version]
-        yield from concurrently(partial(_read, table), versions, threads=_CONCURRENT_READS)
+        yield from concurrently(table.manifest_of, versions, threads=_CONCURRENT_READS)
 
     def _why(self, table: Table, version: int, shown: VersionManifest | None) -> str | None:
         if shown is None:
@@ -292,7 +292,7 @@ class Surveyor:
         """Whether the transaction of a version may have values of such rows in it."""
 
         def had_none_before() -> bool:
-            before = _read(table, int(shown.manifest.version) - 1)
+            before = table.manifest_of(int(shown.manifest.version) - 1)
             return before is not None and not self._stained(table.location, before)
 
         try:
@@ -414,7 +414,7 @@ class Surveyor:
         needed.read_records(table)
         kept = set(version_files.references(table.manifest).all)
         for version in _newer(listed, table.version):
-            shown = _read(table, version)
+            shown = table.manifest_of(version)
             if (why := self._why(table, version, shown)) is not None or shown is None:
                 found.versions[version] = why or ""
                 yield RowHolder("version", str(version), f"{why}; it was committed while this run read the table")
@@ -481,10 +481,3 @@ def _transaction(store: Store, shown: VersionManifest) -> table_pb2.Transaction 
         return None
     except DecodeError as error:
         raise InvalidFormatError(f"{version_files.TRANSACTIONS_FOLDER}/{name} does not decode: {error}.") from error
-
-
-def _read(table: Table, version: int) -> VersionManifest | None:
-    try:
-        return version_files.read_version_manifest(table.store, version, table.naming)
-    except (ObjectNotFoundError, InvalidFormatError):
-        return None

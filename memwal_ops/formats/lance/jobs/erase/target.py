@@ -28,10 +28,10 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.core.leases import NumberedRecords
-from memwal_ops.errors import InvalidFormatError, InvalidUsageError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.engines.merge.rewrite import dictionaries_of, dictionary_columns
 from memwal_ops.formats.lance.files.datasets import lance_errors
-from memwal_ops.formats.lance.files.version_files import deletion_path, operation_of, read_version_manifest
+from memwal_ops.formats.lance.files.version_files import deletion_path, operation_of
 from memwal_ops.formats.lance.indexes.index_faults import FIRST_FORMAT
 from memwal_ops.formats.lance.jobs.erase.scan import values_of
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, by_name, decode_fragment_bitmap
@@ -476,10 +476,7 @@ class Segments:
 
     def _manifest(self, table: Table, version: int) -> VersionManifest | None:
         if version not in self._manifests:
-            try:
-                self._manifests[version] = read_version_manifest(table.store, version, table.naming)
-            except (ObjectNotFoundError, InvalidFormatError):
-                self._manifests[version] = None
+            self._manifests[version] = table.manifest_of(version)
         return self._manifests[version]
 
     def record(self) -> None:

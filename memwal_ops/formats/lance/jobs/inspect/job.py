@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.outlook import NextRun, next_run, rates_of
-from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files import version_files
 from memwal_ops.formats.lance.files.datasets import branch_folder, lance_errors, list_branches
 from memwal_ops.formats.lance.generations.backlog import BlockedRegion, RegionBacklog, backlog_of, with_listed_log
@@ -123,9 +123,7 @@ def _dropped_indexes(table: Table) -> report.DroppedIndexes | None:
     for version in range(table.version - 1, max(0, table.version - 1 - _EARLIER_VERSIONS), -1):
         if any(one.name != MEMWAL_INDEX_NAME for one in later.index_entries):
             return None
-        try:
-            earlier = version_files.read_version_manifest(table.store, version, table.naming)
-        except (ObjectNotFoundError, InvalidFormatError):
+        if (earlier := table.manifest_of(version)) is None:
             return None
         transaction = version_files.transaction_of(table.store, later)
         if transaction is not None and version_files.operation_of(transaction) == "overwrite":

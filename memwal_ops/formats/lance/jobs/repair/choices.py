@@ -20,7 +20,6 @@ from memwal_ops.core.quarantine import ObjectPlace, Place
 from memwal_ops.core.repair import Choice
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, VersionGoneError
 from memwal_ops.formats.lance.commit import commit
-from memwal_ops.formats.lance.files.version_files import read_version_manifest
 from memwal_ops.formats.lance.indexes.snapshots import snapshot_path
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_snapshot
@@ -389,11 +388,8 @@ class RowsPlace:
 
 def _version_with(table: Table, fragments: bytes) -> int:
     for version in range(table.version - 1, max(0, table.version - _MAX_SEARCHED_VERSIONS), -1):
-        try:
-            manifest = read_version_manifest(table.store, version, table.naming).manifest
-        except (ObjectNotFoundError, InvalidFormatError):
-            continue
-        if fragments_of(manifest) == fragments:
+        earlier = table.manifest_of(version)
+        if earlier is not None and fragments_of(earlier.manifest) == fragments:
             return version
     raise VersionGoneError("No version that had these rows exists any more.")
 
