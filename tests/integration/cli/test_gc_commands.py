@@ -14,7 +14,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.cli import hold
 from memwal_ops.errors import InvalidUsageError, StoreUnavailableError
-from memwal_ops.formats.lance.jobs.gc import collectors as gc_collectors, job
+from memwal_ops.formats.lance.jobs.gc import job
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from memwal_ops.storage import clock
 from tests.integration.formats.lance.retention.test_leftovers import killed_commit
@@ -161,7 +161,7 @@ def test_a_run_that_fails_writes_no_plan_file(
         told.append("table")
         raise StoreUnavailableError("the store is away")
 
-    monkeypatch.setattr(gc_collectors, "table_candidates", away)
+    monkeypatch.setattr(job, "table_candidates", away)
     for kept in (None, "of yesterday"):
         file = tmp_path / "plan.jsonl"
         if kept is not None:

@@ -247,7 +247,7 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
         case Answer.MOVED:
             regions = _moved(_foreign(table, options))
         case Answer.DRAINED:
-            regions = drained_regions(table, read_backlog(table, _regions(table, options)))
+            regions = drained_regions(table, read_backlog(table, table.regions.all_named(options.regions)))
         case _:
             regions = _adoptions(table, options)
     decision = AdoptDecision.PLANNED if regions else AdoptDecision.NOTHING_TO_ADOPT
@@ -273,7 +273,7 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
             region_seal.point_here(table, foreign)
             regions = _moved(foreign)
         case Answer.DRAINED:
-            table, regions = accept(table, _regions(table, options), note)
+            table, regions = accept(table, table.regions.all_named(options.regions), note)
         case _:
             table, regions = _adopt(table, options, note)
     decision = AdoptDecision.ADOPTED if regions else AdoptDecision.NOTHING_TO_ADOPT
@@ -333,7 +333,9 @@ def _asserted(regions: Sequence[UndecidedRegion], *, done: bool) -> str:
 
 
 def _foreign(table: Table, options: AdoptOptions) -> tuple[region_seal.ForeignGeneration, ...]:
-    return region_seal.foreign_generations(table, read_backlog(table, _regions(table, options)).regions.values())
+    return region_seal.foreign_generations(
+        table, read_backlog(table, table.regions.all_named(options.regions)).regions.values()
+    )
 
 
 def _moved(foreign: tuple[region_seal.ForeignGeneration, ...]) -> tuple[MovedRegion, ...]:
@@ -372,10 +374,6 @@ def _adopt(table: Table, options: AdoptOptions, note: commit.CommitNote) -> tupl
     return table, adoptions
 
 
-def _regions(table: Table, options: AdoptOptions) -> tuple[UUID, ...] | None:
-    return tuple(dict.fromkeys(table.regions.named(str(name)) for name in options.regions)) or None
-
-
 def _answer(options: AdoptOptions) -> Answer:
     named = {Answer.SAME_COLUMNS: options.same_columns, Answer.MOVED: options.moved, Answer.DRAINED: options.drained}
     answer = next((answer for answer, is_given in named.items() if is_given), options.answer)
@@ -390,7 +388,7 @@ def _answer(options: AdoptOptions) -> Answer:
 
 
 def _adoptions(table: Table, options: AdoptOptions) -> tuple[Adoption, ...]:
-    backlog = read_backlog(table, _regions(table, options))
+    backlog = read_backlog(table, table.regions.all_named(options.regions))
     if options.up_to is not None:
         return tuple(_as_merged_up_to(table, region.manifest, options.up_to) for region in backlog.regions.values())
     replaced = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, errors.RegionReplacedError)]

@@ -245,7 +245,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
     options.refuse_legacy()
     note = commit.CommitNote("merge")
     table = with_listed_log(table)
-    wanted = _wanted(table, options)
+    wanted = table.regions.all_named(options.regions)
     backlog = checked_backlog(table, backlog_of(table, wanted)).backlog
     blocked = backlog.blocked
     regions: tuple[DrainedRegion, ...] = ()
@@ -307,7 +307,7 @@ def apply(
     note = commit.CommitNote("merge")
     context = context or RunContext()
     table = with_listed_log(table)
-    wanted = _wanted(table, options)
+    wanted = table.regions.all_named(options.regions)
     backlog = backlog_of(table, wanted)
     if (restored := restore_index(table, backlog)) is not table:
         table = with_listed_log(restored)
@@ -369,7 +369,7 @@ def _merge_all(
     note: commit.CommitNote,
     context: RunContext,
 ) -> MergeReport:
-    wanted = _wanted(table, options)
+    wanted = table.regions.all_named(options.regions)
     limits = _Limits({ref.region_id: ref.generation for ref in backlog.pending})
     had_work = bool(backlog.pending)
     done: list[MergePassReport] = []
@@ -484,10 +484,6 @@ def _row_counter(backlog: Backlog, context: RunContext) -> Callable[[int], None]
     rows = [ref.rows for ref in backlog.pending]
     total = None if None in rows else sum(filter(None, rows))
     return lambda count: context.advance("merging", "rows", count, total=total)
-
-
-def _wanted(table: Table, options: MergeOptions) -> tuple[UUID, ...] | None:
-    return tuple(dict.fromkeys(table.regions.named(str(name)) for name in options.regions)) or None
 
 
 def _choose(options: MergeOptions, waiting: Iterable[GenerationRef]) -> EngineChoice:

@@ -73,6 +73,10 @@ class RegionListing:
             )
         return regions[0] if regions else None
 
+    def all_named(self, names: Iterable[object]) -> tuple[UUID, ...] | None:
+        """Each region that is :meth:`named`, once; None: no name was given."""
+        return tuple(dict.fromkeys(self.named(str(name)) for name in names)) or None
+
     def named(self, name: str) -> UUID:
         """The region with that id, or with an id that starts with it (8 characters or more).
 

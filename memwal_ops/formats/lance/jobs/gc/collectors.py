@@ -44,7 +44,7 @@ from memwal_ops.storage import api, clock, local, probe
 from memwal_ops.storage.external_manifests import MOVED, is_staged, manifest_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from memwal_ops.core.anchors import Anchor, CommitGuard
     from memwal_ops.storage.api import DeleteReport, ObjectMeta
@@ -357,36 +357,20 @@ class RegionCollector(Collector[LanceCandidate]):
             manifests.write_hint(newest)
 
 
-class RemovedIndexCollector(Collector[LanceCandidate]):
-    """The regions of a table without its MemWAL index. All are kept until it is made again."""
-
-    def __init__(self, current: CurrentEvidence, regions: Iterable[UUID] | None) -> None:
-        """``regions``: only these. Nothing is read."""
-        self.current, self.store, self._regions = current, current.evidence.table.store, regions
-
-    @property
-    def anchors(self) -> Sequence[Anchor]:
-        """The table's."""
-        return self.current.anchors
-
-    def stages(self) -> Iterator[Stage[LanceCandidate]]:
-        """One stage with all regions."""
-        table = self.current.evidence.table
-        why = f"the MemWAL index was removed after version {table.index_removed_after}: kept for when it is made again"
-        ids = table.regions.region_ids if self._regions is None else self._regions
-        yield Stage(unrecognized(names.region_folder(region_id), 0, why, region_id=region_id) for region_id in ids)
-
-    def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
-        """Never called with a candidate: none is deletable."""
-        return iter(batch)
+def regions_without_index(regions: Iterable[UUID] | None, evidence: GcEvidence) -> Iterator[LanceCandidate]:
+    """The regions (None: all) of a table without its MemWAL index: they are kept until it is made again."""
+    table = evidence.table
+    why = f"the MemWAL index was removed after version {table.index_removed_after}: kept for when it is made again"
+    for region_id in table.regions.region_ids if regions is None else regions:
+        yield unrecognized(names.region_folder(region_id), 0, why, region_id=region_id)
 
 
 class TableCollector(Collector[LanceCandidate]):
-    """Collects the objects that belong to no region."""
+    """Collects objects of the table as a whole: what ``candidates`` finds."""
 
-    def __init__(self, current: CurrentEvidence) -> None:
-        """Keep the current; nothing is read."""
-        self.current, self.store = current, current.evidence.table.store
+    def __init__(self, current: CurrentEvidence, candidates: Callable[[GcEvidence], Iterator[LanceCandidate]]) -> None:
+        """Keep the arguments; nothing is read."""
+        self.current, self.store, self._candidates = current, current.evidence.table.store, candidates
 
     @property
     def anchors(self) -> Sequence[Anchor]:
@@ -395,10 +379,10 @@ class TableCollector(Collector[LanceCandidate]):
 
     def stages(self) -> Iterator[Stage[LanceCandidate]]:
         """One stage with all candidates."""
-        yield Stage(table_candidates(self.current.evidence))
+        yield Stage(self._candidates(self.current.evidence))
 
     def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
         """List the candidates again, with their gates."""
         self.current.renew()
         wanted = {candidate.path for candidate in batch}
-        return (candidate for candidate in table_candidates(self.current.evidence) if candidate.path in wanted)
+        return (candidate for candidate in self._candidates(self.current.evidence) if candidate.path in wanted)

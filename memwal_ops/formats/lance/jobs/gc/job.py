@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import collector
@@ -16,7 +17,13 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.figures import cached_for_poll
 from memwal_ops.core.leases import free_space
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector, RemovedIndexCollector, TableCollector, views
+from memwal_ops.formats.lance.jobs.gc.collectors import (
+    RegionCollector,
+    TableCollector,
+    regions_without_index,
+    table_candidates,
+    views,
+)
 from memwal_ops.formats.lance.jobs.gc.evidence import KINDS, CurrentEvidence, LanceCandidate, read_evidence
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
@@ -176,13 +183,13 @@ def _collectors(
     report.versions = len(current.evidence.retention.versions)
     shows_progress = current.evidence.table.log.shows_progress
     if not shows_progress:
-        yield RemovedIndexCollector(current, regions)
+        yield TableCollector(current, partial(regions_without_index, regions))
     for region_id, log in views(current.evidence, regions) if shows_progress else ():
         report.regions += 1
         report.sealed += isinstance(log, WalView) and log.view.newest.sealed
         yield RegionCollector(current, region_id, log)
     if regions is None:
-        yield TableCollector(current)
+        yield TableCollector(current, table_candidates)
 
 
 def _report(options: GcOptions, *, applied: bool) -> GcReport:
