@@ -1,26 +1,12 @@
-"""The adopt job: record an operator's decision about regions and generations that wait for one.
-
-A region that is not, or may not be, the one to which the table's recorded progress belongs is blocked
-(:mod:`memwal_ops.formats.lance.generations.region_identity`). Two decisions are possible:
-
-* ``merged``: it is that region. Its generations up to the progress are in the base table.
-  If the table has no such progress, since its MemWAL index was removed and made again and the versions before it
-  are gone, the operator states the last of them (``up_to``).
-* ``unmerged``: it is another one. None of its generations is in the base table; all are to be merged.
+"""The adopt job: record an operator's decision about regions and generations that wait for one (docs/jobs.md#adopt).
 
 Progress is never lowered: a stalled merger of the old region would raise it again, over the new region's generations.
 So unmerged generations at or below the progress get a region of their own
 (:mod:`memwal_ops.formats.lance.log.region_seal`).
 
-Generations of a table that was copied or moved name its old path; with ``moved``, they name this table from then on.
-Those that another program merged and dropped are recorded as merged by ``drained``
-(:mod:`memwal_ops.formats.lance.jobs.drained`).
-
-``same_columns``: columns are those of generations that wait. Whether a column is the one that a generation was flushed
-with is shown by the table's versions (:mod:`memwal_ops.formats.lance.retention.schema_history`). Where others deleted
-those versions, only a person can tell. The decision is a number in the table's config, published as exactly the version
-after the one that was read: no drop of a column can come between. It counts for generations that were flushed before,
-and for fields that exist since.
+A decision about columns is a number in the table's config, published as exactly the version after the one that was
+read: no drop of a column can come between. It counts for generations that were flushed before, and for fields that
+exist since.
 """
 
 from __future__ import annotations
@@ -174,8 +160,7 @@ class Adoption:
 
     Attributes:
         new_id: the region to which its generations are moved; None: they are not moved.
-        generations: those that it lists.
-        rows: in them, as recorded by the writers; None if one of them was not.
+        rows: in those that it lists, as recorded by the writers; None if one of them was not.
         merged: the table's progress for its id.
         unflushed_wal_entries: entries of its log that no generation contains.
         record: the record to be stored in the table; None: the region is moved.

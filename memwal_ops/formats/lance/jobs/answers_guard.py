@@ -52,7 +52,6 @@ class AnswerComparison:
     """Compared answers of one index, before and after.
 
     Attributes:
-        queries: how many were asked.
         wrong: of a scalar or text index: answers of the later state that are wrong.
         wrong_before: the same of the earlier state; None: it was not asked, since none was wrong.
         found: of a vector index: the share of the nearest rows that the later state finds.
@@ -60,7 +59,6 @@ class AnswerComparison:
         worse: why the later state is worse; empty: it is not.
         skipped: why nothing was asked; empty: it was.
         bytes_at_most: an upper bound of what was read.
-        seconds: how long it took.
         finds: of a scalar or text index: the share of wrong rows from which on it finds one with 99 %.
     """
 

@@ -78,17 +78,13 @@ class ExpireReport:
     """Report of an expire run.
 
     Attributes:
-        decision: planned, nothing_to_expire, expired, or incomplete (the store refused some deletions).
         versions: planned: those that would be deleted. Applied: those that were planned and are not listed
             afterwards. Ascending.
-        kept: those that are kept, ascending.
         objects: files that would be, or were, deleted, manifests included.
-        bytes: size of these files.
         frees: generations that gc may delete once these versions are deleted, and their bytes.
         failed: per path the error of the store.
         unreadable: listed versions of which files are missing, each with one of those files.
         put_back: versions that a tag, branch or hold named during their deletion, and that are listed again.
-        branches: branches of the table. Files that they refer to are kept.
         later: bytes that only their age keeps, and when the last of them are old enough; None: there are none.
         for_branches: files of deleted versions, kept since a branch or a detached version refers to them.
     """

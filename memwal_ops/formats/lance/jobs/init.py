@@ -101,18 +101,10 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class LanceInitReport:
-    """The result of ``init``.
+    """The result of ``init``: all specs and indexes, and those that this run added, or would add.
 
-    Attributes:
-        decision: created, added, unchanged or dry_run.
-        uri: the table.
-        version: its newest version.
-        specs: all region specs as they are stored, or would be.
-        maintained_indexes: all names.
-        added_specs: ids of the specs that this run added, or would add.
-        added_indexes: maintained indexes that this run added, or would add.
-        open_regions: regions of other specs that still take rows; they must be sealed and merged before rows are
-            routed by an added spec.
+    ``open_regions``: regions of other specs that still take rows; they must be sealed and merged before rows are routed
+    by an added spec.
     """
 
     decision: str

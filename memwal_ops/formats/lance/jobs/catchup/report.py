@@ -61,22 +61,15 @@ class IndexReport:
     """Report of one index.
 
     Attributes:
-        name: the index.
-        type: as pylance shows it.
         uncovered_fragments: fragments that it did not cover before its update.
         uncovered_rows: live rows in them.
-        segments: segments at the end.
-        before: ``index_catchup`` when the run began: per region the generation.
-        after: and at the end.
-        decision: updated, recorded, unchanged, below_threshold, over_budget, failed, answers_worse, dropped (by another
-            writer meanwhile), or would_update in a dry run.
+        before: ``index_catchup`` when the run began: per region the generation; ``after``: and at the end.
+        decision: one of those of docs/jobs.md#catchup.
         partitions: balance of an IVF index; None for others, and if it could not be read.
-        error: the error if it failed.
         method: how it was built, or would be: update, retrain or rebuild; None: it was not.
         answers: its answers before and after, compared; None: nothing was built.
         why: the evidence by which it was, or would be, built anew instead of updated; of one that is not, what is wrong
             with it nevertheless, or why it was left; None: there is none.
-        seconds: spent on this index.
         bytes_written: size of the segments that were built; in a dry run about that of those that would be.
         engine: which built it, or would, and why; None: it was not built.
         stages: of a build on Spark: by stage its seconds, tasks, lost attempts and seconds of executors.

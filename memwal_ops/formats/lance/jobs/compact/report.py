@@ -36,13 +36,10 @@ class CompactReport:
     In a dry run ``fragments_added``, ``fragments_after`` and the bytes are estimates.
 
     Attributes:
-        engine_reason: why that engine was, or would be, selected.
         why: why nothing was, or would be, rewritten, or why no more was; else None.
-        bytes_read: size of the data files that were read.
-        bytes_written: size of the new data files, and of the indexes that were built again.
+        bytes_written: also of the indexes that were built again.
         debt: bytes that a run would write next, after this one.
         dropped_column_bytes: about how many bytes of dropped columns the next run would leave out.
-        settings: what was obeyed, and where it was set.
         snapshot_lost: the table had a region snapshot in a file, which is no longer found.
         answers: names of indexes, and their answers before and after a commit of the run, compared.
         error: why the rest was not published, by an index that would answer worse; or why one was not built again.

@@ -155,10 +155,8 @@ class Target:
     ) -> dict[int, str]:
         """The fragments of a version that hold such rows, by id, each with the reason.
 
-        Args:
-            fragments: of the version's manifest.
-            shown: the version: its names of columns say what the expression means.
-            opened: the version, opened if one of them has to be read.
+        ``shown``: the version: its names of columns say what the expression means. ``opened``: it, opened if one of the
+        fragments has to be read.
         """
         reasons = {}
         columns = hash(
@@ -180,10 +178,7 @@ class Target:
     ) -> str | None:
         """Why the dictionaries of a fragment may have values of such rows; None: they have values in use alone.
 
-        Args:
-            fragment: with columns that have a dictionary.
-            opened: a version that has it.
-            living: values that rows of the newest version have.
+        ``living``: values that rows of the newest version have.
         """
         values = self._dictionaries.get(key := fragment_key(fragment))
         if values is None:
@@ -318,9 +313,7 @@ def dictionary_values(
 ) -> DictionaryValues:
     """The values in the dictionaries of a fragment, and those that its rows have, by column.
 
-    Args:
-        where: the rows, by an expression; None: all.
-        deleted: whether deleted rows are among them.
+    ``where``: the rows, by an expression; None: all. ``deleted``: whether deleted ones are among them.
     """
     part, values = dataset.get_fragment(fragment), DictionaryValues()
     columns = dictionary_columns(dataset.schema)
@@ -418,10 +411,7 @@ class Segments:
     def dirty(self, table: Table, shown: VersionManifest, stained: Collection[int]) -> Mapping[str, str]:
         """The indexes of a version with a segment that may hold such rows, by name, each with the reason.
 
-        Args:
-            table: any version of the table.
-            shown: the version.
-            stained: its fragments that hold such rows.
+        ``stained``: its fragments that hold such rows.
         """
         fragments = {int(fragment.id): fragment for fragment in shown.manifest.fragments}
         reasons: dict[str, str] = {}

@@ -1,7 +1,6 @@
 """The gc job: delete objects that are no longer needed, and report why the others are kept.
 
-Planning, proving and deleting are the same for every format (:mod:`memwal_ops.core.collector`). The candidates of a
-Lance table and their gates are in the modules ``gc_*``.
+Planning, proving and deleting are the same for every format (:mod:`memwal_ops.core.collector`).
 """
 
 from __future__ import annotations

@@ -33,9 +33,7 @@ class BranchState:
 
     Attributes:
         record: as the root has it.
-        version: its newest version; None: none is listed.
-        versions: the number of its versions.
-        written: when its newest version was published.
+        version: its newest version, published when it was ``written``; None: none is listed.
         stale: whether that is longer ago than asked.
         bytes: of a stale one, the size of all objects below its folder.
         kept_bytes: of a stale one, the size of data files of other branches that its newest version needs, and the

@@ -77,10 +77,8 @@ class LegacyPass:
 class LegacyMergeReport(MergeOutcome):
     """Report of a merge.
 
-    Attributes:
-        marked: MemWALs that only got the state MERGED: FLUSHED by a release for which that means merged.
-        work: per region the unmerged MemWALs when the run ended.
-        restored: the version whose rows were restored first; None: that was not needed.
+    ``marked``: MemWALs that only got the state MERGED: FLUSHED by a release for which that means merged. ``work``: per
+    region what is unmerged at the end. ``restored``: the version whose rows were restored first, if that was needed.
     """
 
     decision: MergeDecision

@@ -63,15 +63,9 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class RegionMigration:
-    """One region.
+    """One region, by its legacy name, and its state afterwards.
 
-    Attributes:
-        region: its legacy name.
-        region_id: its id; None: it gets one when it is migrated.
-        merged: its progress afterwards.
-        current: the generation that its next writer fills.
-        adopted: MemWALs that become generations, in order.
-        blocked: why it cannot be migrated.
+    ``region_id``: None: it gets one when it is migrated. ``current``: the generation that its next writer fills.
     """
 
     region: str
@@ -212,14 +206,9 @@ def _grid(regions: Sequence[RegionMigration]) -> str:
 class LayoutRegion:
     """A region of the other layout, as the run found it.
 
-    Attributes:
-        region_id: the region.
-        merged: its progress.
-        current: the generation that its writer would fill next.
-        unmerged: its generations that are not merged.
-        rows: in them, as their writers recorded; None if one of them did not.
-        unflushed: entries of its log that no generation has, those of claims among them.
-        sealed: whether it takes no writes any more.
+    ``current``: the generation that its writer would fill next. ``rows``: in those that are not merged, as their
+    writers recorded; None if one of them did not. ``unflushed``: entries of its log that no generation has, those of
+    claims among them.
     """
 
     region_id: UUID
@@ -240,15 +229,9 @@ class LayoutRegion:
 
 @dataclass(frozen=True, slots=True)
 class LayoutReport:
-    """Report of a migration between the current layouts, or of its rollback.
+    """Report of a migration between the current layouts (``rollback``: to the one before the last migration).
 
-    Attributes:
-        before: the table's layout at the start.
-        to: the requested layout.
-        rollback: whether the layout before the last migration was requested.
-        regions: those of the other layout that had to be sealed or merged, as the run found them.
-        blocked: regions that cannot be merged; nothing was published.
-        version: the table's newest version.
+    ``regions``: those of the other layout that had to be sealed or merged. ``blocked``: nothing was published.
     """
 
     decision: MigrateDecision
