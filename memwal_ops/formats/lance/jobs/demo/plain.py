@@ -50,7 +50,14 @@ def demo(run: DemoRun) -> Iterator[str]:
     made = _Documents(run.new_table("documents.lance"))
     made.write_months()
     _make_older(made.uri, timedelta(days=_DAYS), spread=True)
-    yield _story(made)
+    work = ", ".join(f"{count:,} {kind}" for kind, count in made.commits.items())
+    yield f"""1. A TABLE AS LANCEDB LEAVES IT   {made.uri}
+
+   {_DOCUMENTS:,} documents were imported, and indexed by id (BTREE) and by vector (IVF_PQ). Then came
+   {_DAYS} days of work: {work}. Nothing was maintained.
+   It was made just now, in {made.seconds:.0f} s, by pylance, the library below lancedb. Only the times of its files
+   are set back, so that they are up to {_DAYS} days old.
+"""
     yield f"2. WHAT IT NEEDS   memwal-ops scan --database {run.folder}\n"
     yield indented(_command("scan", "--database", str(run.folder)))
     prove(made.is_in(lance.dataset(made.uri)), "The table does not have the rows that were written.")
@@ -73,7 +80,17 @@ def demo(run: DemoRun) -> Iterator[str]:
     prove(made.is_in(lance.dataset(made.uri)), "A row was lost or changed.")
     later = measure(made)
     yield f"\n5. BEFORE AND AFTER\n\n{indented(_comparison(before, at_once, later))}"
-    yield _proof(made, commits, reader.version)
+    yield f"""
+   Each query opens the table anew, as a new process does: reads of files (on S3 each is a request), bytes, and
+   processor time (the least of {_REPEATED} runs). After the first maintenance the table is larger: the versions of the last
+   7 days are kept, so that readers can finish. The fragments left are large, or what the writer added
+   meanwhile: few small ones wait for others of their size, so that the large ones are not written again for them.
+
+6. THE PROOF
+
+   ok  {counted(len(made.expected), "document")}, each with its last text and vector: all were compared, before and after each step
+   ok  {counted(commits, "commit")} of a writer during the maintenance: none failed, all are there
+   ok  a reader that had opened version {reader.version} before read the same rows afterwards"""
     yield _your_turn(7, made.uri, run)
 
 
@@ -292,31 +309,6 @@ def _query_rows(what: str, states: Sequence[QueryCost]) -> Iterator[tuple[str, .
     yield f"{what}: reads", *(f"{state.requests:,}" for state in states)
     yield "  bytes read", *(size_text(state.bytes) for state in states)
     yield "  processor time", *(f"{state.seconds * 1000:.1f} ms" for state in states)
-
-
-def _story(made: _Documents) -> str:
-    work = ", ".join(f"{count:,} {kind}" for kind, count in made.commits.items())
-    return f"""1. A TABLE AS LANCEDB LEAVES IT   {made.uri}
-
-   {_DOCUMENTS:,} documents were imported, and indexed by id (BTREE) and by vector (IVF_PQ). Then came
-   {_DAYS} days of work: {work}. Nothing was maintained.
-   It was made just now, in {made.seconds:.0f} s, by pylance, the library below lancedb. Only the times of its files
-   are set back, so that they are up to {_DAYS} days old.
-"""
-
-
-def _proof(made: _Documents, commits: int, version: int) -> str:
-    return f"""
-   Each query opens the table anew, as a new process does: reads of files (on S3 each is a request), bytes, and
-   processor time (the least of {_REPEATED} runs). After the first maintenance the table is larger: the versions of the last
-   7 days are kept, so that readers can finish. The fragments left are large, or what the writer added
-   meanwhile: few small ones wait for others of their size, so that the large ones are not written again for them.
-
-6. THE PROOF
-
-   ok  {counted(len(made.expected), "document")}, each with its last text and vector: all were compared, before and after each step
-   ok  {counted(commits, "commit")} of a writer during the maintenance: none failed, all are there
-   ok  a reader that had opened version {version} before read the same rows afterwards"""
 
 
 def _your_turn(number: int, uri: str, run: DemoRun) -> str:

@@ -45,7 +45,11 @@ def demo(run: DemoRun) -> Iterator[str]:
     lance.write_dataset(job.rows(expected.values()), uri).create_scalar_index("id", "BTREE")
     location = resolve(uri)
     create_mem_wal(location, open_store(location))
-    yield _story(uri)
+    yield f"""1. A TABLE   {uri}
+
+   {job.BASE_ORDERS:,} orders are in the base table. It has one region, in the layout of the MemWAL specification.
+   A process writes into it: each durable write is one object of the log, acknowledged when the store has it.
+"""
 
     acknowledged = _killed(uri)
     before = dict(expected)
@@ -58,7 +62,16 @@ def demo(run: DemoRun) -> Iterator[str]:
         expected |= write(acknowledged)
     prove(seen == expected, "The reader does not see what was acknowledged to the killed writer as durable.")
     changed = sum(before.get(key) != row for key, row in expected.items())
-    yield _after_the_kill(uri, acknowledged, changed, late=late)
+    more = "; one more is in the log, whose acknowledgement it did not receive" if late else ""
+    yield f"""2. THE WRITER IS KILLED   kill -9
+
+   {acknowledged} writes were acknowledged{more}. No generation was made of them. The reader:
+
+   >>> from memwal_ops.memwal import read
+   >>> read("{uri}").scan().to_table()
+
+   ok  {changed} orders are new or changed, each as its last acknowledged write left it; all were compared
+"""
 
     second = RegionWriter(uri, REGION)
     replayed = len(second.unflushed())
@@ -74,7 +87,15 @@ def demo(run: DemoRun) -> Iterator[str]:
     refused = _refused(second)
     third.close()
     prove(_read(uri) == expected, "What was refused is visible, or what was acknowledged is not.")
-    yield _replaced(replayed, second.epoch, third.epoch, refused)
+    yield f"""3. IT IS REPLACED
+
+   ok  a second writer claims the region with epoch {second.epoch} and replays {replayed} entries; the reader sees
+       the same rows
+   ok  it writes {_SUCCESSOR_WRITES} times and flushes a generation, which points to the log: no row is copied
+   ok  a third one claims the region with epoch {third.epoch}; the second one is fenced at its next write:
+       {refused}
+   ok  the reader sees every write that was acknowledged, and nothing of the one that was refused
+"""
 
     table = open_lance_table(uri)
     yield indented(inspect(table).describe())
@@ -87,7 +108,12 @@ def demo(run: DemoRun) -> Iterator[str]:
     yield indented(report.describe())
     prove(report.decision == "merged", f"The merge decided {report.decision!r}.")
     prove(job.base_rows(open_lance_table(uri)) == expected, "The base table is not the last write of every key.")
-    yield _proof(expected, acknowledged)
+    yield f"""
+5. THE PROOF
+
+   ok  the base table alone holds {len(expected):,} orders, each with its last acknowledged values; all were compared
+   ok  the {acknowledged} writes of the writer that was killed are among them
+   ok  pylance's own reader saw the same rows in our generations before the merge"""
     yield _your_turn(6, uri, run)
 
 
@@ -121,48 +147,6 @@ def _refused(writer: RegionWriter) -> str:
     except WriterFencedError as error:
         return str(error)
     return "nothing"
-
-
-def _story(uri: str) -> str:
-    return f"""1. A TABLE   {uri}
-
-   {job.BASE_ORDERS:,} orders are in the base table. It has one region, in the layout of the MemWAL specification.
-   A process writes into it: each durable write is one object of the log, acknowledged when the store has it.
-"""
-
-
-def _after_the_kill(uri: str, acknowledged: int, changed: int, *, late: bool) -> str:
-    more = "; one more is in the log, whose acknowledgement it did not receive" if late else ""
-    return f"""2. THE WRITER IS KILLED   kill -9
-
-   {acknowledged} writes were acknowledged{more}. No generation was made of them. The reader:
-
-   >>> from memwal_ops.memwal import read
-   >>> read("{uri}").scan().to_table()
-
-   ok  {changed} orders are new or changed, each as its last acknowledged write left it; all were compared
-"""
-
-
-def _replaced(replayed: int, second: int, third: int, refused: str) -> str:
-    return f"""3. IT IS REPLACED
-
-   ok  a second writer claims the region with epoch {second} and replays {replayed} entries; the reader sees
-       the same rows
-   ok  it writes {_SUCCESSOR_WRITES} times and flushes a generation, which points to the log: no row is copied
-   ok  a third one claims the region with epoch {third}; the second one is fenced at its next write:
-       {refused}
-   ok  the reader sees every write that was acknowledged, and nothing of the one that was refused
-"""
-
-
-def _proof(expected: dict[int, job.Order], acknowledged: int) -> str:
-    return f"""
-5. THE PROOF
-
-   ok  the base table alone holds {len(expected):,} orders, each with its last acknowledged values; all were compared
-   ok  the {acknowledged} writes of the writer that was killed are among them
-   ok  pylance's own reader saw the same rows in our generations before the merge"""
 
 
 def _your_turn(number: int, uri: str, run: DemoRun) -> str:

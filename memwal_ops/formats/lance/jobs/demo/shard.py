@@ -30,13 +30,27 @@ def demo(run: DemoRun) -> Iterator[str]:
         InvariantViolatedError: a row was lost.
     """
     made = job.make_table(run.new_table("orders.lance"))
-    yield _story(made)
+    yield f"""1. A TABLE   {made.uri}
+
+   {job.BASE_ORDERS:,} orders are in the base table. Since then {job.REGIONS} writers, one per region, wrote {made.writes:,} rows:
+   {made.updates:,} updates, {made.inserts:,} new orders and {made.deletes:,} deletions. All of that is durable, but nothing of it is in
+   the base table yet: every writer left "flushed generations" beside it, small tables of what
+   changed. Until they are merged, each reader has to put base and generations together again.
+
+2. THE BACKLOG   memwal-ops inspect {made.uri}
+"""
     before = open_lance_table(made.uri)
     yield indented(inspect(before).describe())
     view_before = job.last_write_wins(before)
     prove(view_before == made.expected, "Before the merge, the table does not read as the writes that were made.")
     if not run.merge:
-        yield _first_steps(made, run)
+        yield f"""
+3. YOUR TURN   Nothing is merged yet. The table stays until you remove it:   rm -r {run.to_remove(made.uri)}
+
+   {run.command} merge {made.uri} --dry-run   what a merge would do
+   {run.command} merge {made.uri}             merge it
+   {run.command} inspect {made.uri}           the backlog, by region
+   {run.command} maintain {made.uri}          merge, index and snapshot, and a plan of what could be deleted"""
         return
 
     yield f"\n3. THE MERGE   memwal-ops merge {made.uri}\n"
@@ -52,10 +66,25 @@ def demo(run: DemoRun) -> Iterator[str]:
     results = [entry.result for entry in report.passes if entry.result is not None]
     prove(len(results) == 1, f"The merge took {len(results)} passes.")
     yield _ledger(made, results[0])
-    yield _proof(made, results[0].version)
+    yield f"""
+4. THE PROOF
+
+   ok  the base table alone holds {counted(len(made.expected), "order")} ({job.BASE_ORDERS:,} + {made.inserts:,} new - {made.deletes:,} deleted), each with the
+       last values that were written for it; all were compared
+   ok  pylance's own reader, which puts base and generations together, sees the same rows as before
+   ok  all of it became visible at once, as version {results[0].version}: rows, deletions and the merge progress.
+       A crash at any moment leaves version {results[0].version - 1} or version {results[0].version}, nothing in between
+   ok  a second merge found nothing to do"""
     yield from _bring_up_to_date(made)
     yield from _collect(made)
-    yield _next_steps(made, results[0].version, run)
+    yield f"""
+7. YOUR TURN   The table stays until you remove it:   rm -r {run.to_remove(made.uri)}
+
+   {run.command} inspect {made.uri}
+   {run.command} merge URI --dry-run      what a merge of your own table would do
+   {run.command} catchup URI --dry-run    which of its indexes are behind
+   {run.command} maintain URI --dry-run   all that is due, in one report
+   lance.dataset("{made.uri}", version={results[0].version - 1})      in Python: the table as it was"""
 
 
 def _bring_up_to_date(made: job.DemoTable) -> Iterator[str]:
@@ -82,18 +111,6 @@ def _collect(made: job.DemoTable) -> Iterator[str]:
     prove(plan.decision == "nothing_to_delete", f"gc decided {plan.decision!r}, although all is recent.")
 
 
-def _story(made: job.DemoTable) -> str:
-    return f"""1. A TABLE   {made.uri}
-
-   {job.BASE_ORDERS:,} orders are in the base table. Since then {job.REGIONS} writers, one per region, wrote {made.writes:,} rows:
-   {made.updates:,} updates, {made.inserts:,} new orders and {made.deletes:,} deletions. All of that is durable, but nothing of it is in
-   the base table yet: every writer left "flushed generations" beside it, small tables of what
-   changed. Until they are merged, each reader has to put base and generations together again.
-
-2. THE BACKLOG   memwal-ops inspect {made.uri}
-"""
-
-
 def _ledger(made: job.DemoTable, result: PassResult) -> str:
     hidden = made.writes - result.rows_read
     older = result.rows_read - result.rows_upserted - result.rows_deleted
@@ -106,38 +123,3 @@ def _ledger(made: job.DemoTable, result: PassResult) -> str:
     )
     lines = "\n".join(f"   {number:>8,}  {words}" for number, words in rows)
     return f"\n   Where the {made.writes:,} rows went:\n\n{lines}"
-
-
-def _proof(made: job.DemoTable, version: int) -> str:
-    return f"""
-4. THE PROOF
-
-   ok  the base table alone holds {counted(len(made.expected), "order")} ({job.BASE_ORDERS:,} + {made.inserts:,} new - {made.deletes:,} deleted), each with the
-       last values that were written for it; all were compared
-   ok  pylance's own reader, which puts base and generations together, sees the same rows as before
-   ok  all of it became visible at once, as version {version}: rows, deletions and the merge progress.
-       A crash at any moment leaves version {version - 1} or version {version}, nothing in between
-   ok  a second merge found nothing to do"""
-
-
-def _first_steps(made: job.DemoTable, run: DemoRun) -> str:
-    command = run.command
-    return f"""
-3. YOUR TURN   Nothing is merged yet. The table stays until you remove it:   rm -r {run.to_remove(made.uri)}
-
-   {command} merge {made.uri} --dry-run   what a merge would do
-   {command} merge {made.uri}             merge it
-   {command} inspect {made.uri}           the backlog, by region
-   {command} maintain {made.uri}          merge, index and snapshot, and a plan of what could be deleted"""
-
-
-def _next_steps(made: job.DemoTable, version: int, run: DemoRun) -> str:
-    command = run.command
-    return f"""
-7. YOUR TURN   The table stays until you remove it:   rm -r {run.to_remove(made.uri)}
-
-   {command} inspect {made.uri}
-   {command} merge URI --dry-run      what a merge of your own table would do
-   {command} catchup URI --dry-run    which of its indexes are behind
-   {command} maintain URI --dry-run   all that is due, in one report
-   lance.dataset("{made.uri}", version={version - 1})      in Python: the table as it was"""
