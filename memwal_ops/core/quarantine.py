@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from memwal_ops import errors
 from memwal_ops.core.anchors import anchor_at, delete_proven
@@ -24,63 +23,53 @@ _ID = re.compile(r"[0-9a-f]{16}")
 _RECORD = re.compile(rf"{QUARANTINE_FOLDER}/([0-9a-f]{{16}})/record\.json")
 
 
-class Place(Protocol):
-    """What a repair replaces. It is an object of the table, or an entry of a manifest."""
-
-    @property
-    def name(self) -> str:
-        """Its name in a record: ``KIND:WHAT``."""
-
-    def read(self) -> bytes | None:
-        """Its present content; None: it does not exist."""
-
-    def swap(self, seen: bytes | None, data: bytes | None) -> bool:
-        """Replace the content if it is still ``seen``; False if it is not. None: it does not exist."""
-
-
 @dataclass(frozen=True, slots=True)
-class ObjectPlace:
+class Place:
+    """What a repair replaces. It is an object of the table, or an entry of a manifest.
+
+    Attributes:
+        name: in a record: ``KIND:WHAT``.
+        read: its present content; None: it does not exist.
+        swap: replaces the content, if it is still the first argument, by the second one; False if it is not. None: it
+            does not exist.
+    """
+
+    name: str
+    read: Callable[[], bytes | None]
+    swap: Callable[[bytes | None, bytes | None], bool]
+
+
+def object_place(store: Store, path: str) -> Place:
     """A whole object, on which no reader depends. It is a hint, or its content is known.
 
     On a store without compare-and-swap, the object is read again right before it is replaced: another writer's value
     may be lost. So either of the two values must be harmless.
     """
 
-    store: Store
-    path: str
-
-    @property
-    def name(self) -> str:
-        """See the interface."""
-        return f"object:{self.path}"
-
-    def read(self) -> bytes | None:
-        """See the interface."""
+    def read() -> bytes | None:
         try:
-            return self.store.get(self.path)
+            return store.get(path)
         except errors.ObjectNotFoundError:
             return None
 
-    def swap(self, seen: bytes | None, data: bytes | None) -> bool:
-        """See the interface."""
+    def swap(seen: bytes | None, data: bytes | None) -> bool:
         if seen is None:
-            return data is not None and self.store.put_if_absent(self.path, data)
+            return data is not None and store.put_if_absent(path, data)
         if data is None:
-            return self._remove(seen)
+            anchor = anchor_at(store, path, path)
+            return read() == seen and not delete_proven(store, [path], [anchor]).failed
         try:
-            present, tag = self.store.get_with_tag(self.path)
-            return present == seen and self.store.compare_and_swap(self.path, data, tag)
+            present, tag = store.get_with_tag(path)
+            return present == seen and store.compare_and_swap(path, data, tag)
         except errors.ObjectNotFoundError:
             return False
         except errors.ConditionalWriteUnsupportedError:
-            if self.read() != seen:
+            if read() != seen:
                 return False
-            self.store.put(self.path, data)
+            store.put(path, data)
             return True
 
-    def _remove(self, seen: bytes) -> bool:
-        anchor = anchor_at(self.store, self.path, self.path)
-        return self.read() == seen and not delete_proven(self.store, [self.path], [anchor]).failed
+    return Place(f"object:{path}", read, swap)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from memwal_ops.core.quarantine import ObjectPlace, content_of, keep, read_record
+from memwal_ops.core.quarantine import content_of, keep, object_place, read_record
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, InvariantViolatedError
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
@@ -26,7 +26,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def test_a_swap_needs_what_was_seen(store: Store) -> None:
-    place = ObjectPlace(store, "folder/hint")
+    place = object_place(store, "folder/hint")
     assert place.read() is None
     assert place.swap(None, b"1")
     assert not place.swap(None, b"2")

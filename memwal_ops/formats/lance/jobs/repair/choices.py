@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.core.commit_retry import CommitRetry
-from memwal_ops.core.quarantine import ObjectPlace, Place
+from memwal_ops.core.quarantine import Place, object_place
 from memwal_ops.core.repair import Choice
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, VersionGoneError
 from memwal_ops.formats.lance.commit import commit
@@ -197,6 +196,7 @@ _OBJECTS = re.compile(
 )
 _REGION = re.compile(rf"region:({_UUID})")
 _CATCHUP = re.compile(r"catchup:(.+)", re.DOTALL)
+SNAPSHOT, ROWS = "snapshot:", "rows:"
 _DELETION_FILES = 1  # a feature flag
 # The number of versions that are searched for the one that had the rows.
 _MAX_SEARCHED_VERSIONS = 100
@@ -205,43 +205,34 @@ _MAX_SEARCHED_VERSIONS = 100
 def place_of(table: Table, name: str) -> Place:
     """The place of that name. Raises ``InvalidFormatError``: no repair replaces such a place."""
     if (match := _OBJECTS.fullmatch(name)) is not None:
-        return ObjectPlace(table.store, match[1])
+        return object_place(table.store, match[1])
     if (match := _REGION.fullmatch(name)) is not None:
-        return RegionPlace(table, UUID(match[1]))
+        return region_place(table, UUID(match[1]))
     if (match := _CATCHUP.fullmatch(name)) is not None:
-        return CatchupPlace(table, match[1])
-    if name == SnapshotPlace.name:
-        return SnapshotPlace(table)
-    if name == RowsPlace.name:
-        return RowsPlace(table)
+        return catchup_place(table, match[1])
+    if name == SNAPSHOT:
+        return snapshot_place(table)
+    if name == ROWS:
+        return rows_place(table)
     raise InvalidFormatError(f"{name!r:.80} is not a place that repair replaces in a Lance table.")
 
 
-@dataclass(frozen=True)
-class RegionPlace:
-    """The content of a region's newest manifest."""
+def region_place(table: Table, region_id: UUID) -> Place:
+    """The content of a region's newest manifest; the next one is published by put-if-absent.
 
-    table: Table
-    region_id: UUID
+    Both raise ``RegionManifestCorruptError``, ``RegionManifestGapError``.
+    """
+    region = table.region(region_id)
 
-    @property
-    def name(self) -> str:
-        """See the interface."""
-        return f"region:{self.region_id}"
-
-    def read(self) -> bytes:
-        """See the interface. Raises ``RegionManifestCorruptError``, ``RegionManifestGapError``."""
-        return without_number(self.table.region(self.region_id).latest(checked=True).source)
-
-    def swap(self, seen: bytes | None, data: bytes | None) -> bool:
-        """Publish the next manifest, by put-if-absent, if the newest one still has the content ``seen``."""
-        region = self.table.region(self.region_id)
+    def swap(seen: bytes | None, data: bytes | None) -> bool:
         newest = region.latest(checked=True)
         if data is None or without_number(newest.source) != seen:
             return False
         message = memwal_pb2.RegionManifest.FromString(data)
         message.version = newest.version + 1
         return region.publish(message.version, message.SerializeToString(deterministic=True), newest.source)
+
+    return Place(f"region:{region_id}", lambda: without_number(region.latest(checked=True).source), swap)
 
 
 def without_number(manifest: bytes) -> bytes:
@@ -251,40 +242,26 @@ def without_number(manifest: bytes) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-@dataclass(frozen=True)
-class CatchupPlace:
+def catchup_place(table: Table, index: str) -> Place:
     """The entry of one index in ``index_catchup``, as stored."""
 
-    table: Table
-    index: str
-
-    @property
-    def name(self) -> str:
-        """See the interface."""
-        return f"catchup:{self.index}"
-
-    def read(self) -> bytes | None:
-        """See the interface."""
-        return catchup_entry(self.table.newest().index.details, self.index)
-
-    def swap(self, seen: bytes | None, data: bytes | None) -> bool:
-        """Publish the next version with that entry, if the newest one still has ``seen``."""
-
+    def swap(seen: bytes | None, data: bytes | None) -> bool:
         def change(table: Table) -> commit.IndexChange | None:
             details = table.index.details
-            return None if catchup_entry(details, self.index) != seen else commit.IndexChange(self._with(details, data))
+            if catchup_entry(details, index) != seen:
+                return None
+            changed = memwal_pb2.MemWalIndexDetails()
+            changed.CopyFrom(details)
+            del changed.index_catchup[:]
+            changed.index_catchup.extend(entry for entry in details.index_catchup if entry.index_name != index)
+            if data is not None:
+                changed.index_catchup.append(memwal_pb2.IndexCatchupProgress.FromString(data))
+            return commit.IndexChange(changed)
 
-        newest = self.table.newest()
+        newest = table.newest()
         return commit.publish_change(newest, change, commit.CommitNote("repair"), CommitRetry()) is not newest
 
-    def _with(self, details: memwal_pb2.MemWalIndexDetails, data: bytes | None) -> memwal_pb2.MemWalIndexDetails:
-        changed = memwal_pb2.MemWalIndexDetails()
-        changed.CopyFrom(details)
-        del changed.index_catchup[:]
-        changed.index_catchup.extend(entry for entry in details.index_catchup if entry.index_name != self.index)
-        if data is not None:
-            changed.index_catchup.append(memwal_pb2.IndexCatchupProgress.FromString(data))
-        return changed
+    return Place(f"catchup:{index}", lambda: catchup_entry(table.newest().index.details, index), swap)
 
 
 def catchup_entry(details: memwal_pb2.MemWalIndexDetails, index: str) -> bytes | None:
@@ -293,24 +270,18 @@ def catchup_entry(details: memwal_pb2.MemWalIndexDetails, index: str) -> bytes |
     return None if entry is None else entry.SerializeToString(deterministic=True)
 
 
-@dataclass(frozen=True)
-class SnapshotPlace:
+def snapshot_place(table: Table) -> Place:
     """The region snapshot: its time, and its rows inside the index or in a file."""
 
-    table: Table
-    name = "snapshot:"
-
-    def read(self) -> bytes:
-        """See the interface."""
-        index = self.table.newest().index
+    def read() -> bytes:
+        index = table.newest().index
         try:
-            rows = self.table.store.get(snapshot_path(index.uuid)) if index.inline_snapshots is None else None
+            rows = table.store.get(snapshot_path(index.uuid)) if index.inline_snapshots is None else None
         except ObjectNotFoundError:
             rows = None
         return snapshot_content(index.details, index.uuid, rows)
 
-    def swap(self, seen: bytes | None, data: bytes | None) -> bool:
-        """Publish the next version with that snapshot, if the newest one still has ``seen``."""
+    def swap(seen: bytes | None, data: bytes | None) -> bool:
         if data is None:
             return False
         document = json.loads(data)
@@ -321,16 +292,18 @@ class SnapshotPlace:
 
         def change(table: Table) -> commit.IndexChange | None:
             nonlocal done
-            done = self.read() == seen
+            done = read() == seen
             if not done:
                 return None
             if rows is not None and file_id is not None:
-                self.table.store.put_if_absent(snapshot_path(file_id), rows)
+                table.store.put_if_absent(snapshot_path(file_id), rows)
             known = {key: document[key] for key in ("timestamp_millis", "num_regions")}
             return commit.IndexChange(with_snapshot(table.index.details, **known, inline=inline), uuid=file_id)
 
-        commit.publish_change(self.table.newest(), change, commit.CommitNote("repair"), CommitRetry())
+        commit.publish_change(table.newest(), change, commit.CommitNote("repair"), CommitRetry())
         return done
+
+    return Place(SNAPSHOT, read, swap)
 
 
 def snapshot_content(details: memwal_pb2.MemWalIndexDetails, file_id: UUID | None, rows: bytes | None) -> bytes:
@@ -346,23 +319,14 @@ def snapshot_content(details: memwal_pb2.MemWalIndexDetails, file_id: UUID | Non
     return json.dumps(document).encode()
 
 
-@dataclass(frozen=True)
-class RowsPlace:
-    """The fragments of the newest version: the files of its rows and deletions."""
+def rows_place(table: Table) -> Place:
+    """The fragments of the newest version: the files of its rows and deletions.
 
-    table: Table
-    name = "rows:"
+    To replace them raises ``VersionGoneError`` if no version with such fragments is left: their files may be gone.
+    """
 
-    def read(self) -> bytes:
-        """See the interface."""
-        return fragments_of(self.table.newest().manifest.manifest)
-
-    def swap(self, seen: bytes | None, data: bytes | None) -> bool:
-        """Publish the next version with these fragments, if the newest one still has ``seen``.
-
-        Raises ``VersionGoneError``: no version with these fragments is left: their files may be gone.
-        """
-        newest = self.table.newest()
+    def swap(seen: bytes | None, data: bytes | None) -> bool:
+        newest = table.newest()
         if data is None or fragments_of(newest.manifest.manifest) != seen:
             return False
         manifest = table_pb2.Manifest()
@@ -375,8 +339,7 @@ class RowsPlace:
         if any(fragment.HasField("deletion_file") for fragment in manifest.fragments):
             manifest.reader_feature_flags |= _DELETION_FILES
             manifest.writer_feature_flags |= _DELETION_FILES
-        transaction = table_pb2.Transaction(read_version=newest.version, uuid=str(uuid.uuid4()))
-        transaction.transaction_properties.update(commit.CommitNote("repair").properties())
+        transaction = commit.CommitNote("repair").transaction(newest.version)
         # From this, the schema history determines the version that these fragments come from.
         transaction.restore.version = _version_with(newest, data)
         try:
@@ -384,6 +347,8 @@ class RowsPlace:
         except commit.CommitLostError:
             return False
         return True
+
+    return Place(ROWS, lambda: fragments_of(table.newest().manifest.manifest), swap)
 
 
 def _version_with(table: Table, fragments: bytes) -> int:

@@ -62,7 +62,7 @@ def _hint(table: Table, finding: Inconsistency) -> Fix[Table]:
 
     def make(table: Table, keep: Keep) -> FixAttempt:
         region = table.region(region_id)
-        place = quarantine.ObjectPlace(table.store, f"{region.folder}/{HINT}")
+        place = quarantine.object_place(table.store, f"{region.folder}/{HINT}")
         seen = place.read()
         # A gap, or a hint above the newest version, is refused: versions may be lost, and a hint would hide that.
         version = region.latest(checked=True).version
@@ -151,7 +151,7 @@ def _catchup(table: Table, finding: Inconsistency) -> Fix[Table]:
             before, after = (
                 choices.catchup_entry(index_details, name) for index_details in (newest.index.details, details)
             )
-            keep(choices.CatchupPlace(newest, name).name, before, after)
+            keep(choices.catchup_place(newest, name).name, before, after)
             return IndexChange(details)
 
         newest = publish_change(table, change, CommitNote("repair"), commit_retry.CommitRetry())
@@ -188,7 +188,7 @@ def _take_snapshot(table: Table) -> Fix[Table]:
 
         def before_commit(newest: Table, change: IndexChange, rows: bytes) -> None:
             after = choices.snapshot_content(change.details, change.uuid, rows)
-            keep(choices.SnapshotPlace.name, choices.SnapshotPlace(newest).read(), after)
+            keep(choices.SNAPSHOT, choices.snapshot_place(newest).read(), after)
 
         report = snapshot.apply(
             table, _options(table), RunContext(guard=table.guard), update_hints=False, before_commit=before_commit
@@ -222,7 +222,7 @@ def transaction_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
 
     def make(table: Table, keep: Keep) -> FixAttempt:
         path, data = _inline_transaction(table)
-        place = quarantine.ObjectPlace(table.store, path)
+        place = quarantine.object_place(table.store, path)
         present = place.read()
         if present is not None and is_transaction(present):  # also where another commit just made the newest version
             return FixAttempt.GONE
@@ -246,7 +246,7 @@ def _emptied(table: Table, finding: Inconsistency) -> Fix[Table]:
     def make(table: Table, keep: Keep) -> FixAttempt:
         if table.manifest.manifest.fragments:
             return FixAttempt.GONE
-        place = choices.RowsPlace(table)
+        place = choices.rows_place(table)
         before, after = (
             choices.fragments_of(table.manifest.manifest),
             choices.fragments_of(_rows_before(table).manifest),

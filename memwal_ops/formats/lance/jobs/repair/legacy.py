@@ -9,7 +9,7 @@ from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.files.version_files import read_version_manifest
 from memwal_ops.formats.lance.jobs.legacy import verify as legacy_verify
-from memwal_ops.formats.lance.jobs.repair.choices import CHOICES, RowsPlace, fragments_of, place_of
+from memwal_ops.formats.lance.jobs.repair.choices import CHOICES, ROWS, fragments_of, place_of
 from memwal_ops.formats.lance.jobs.repair.fixes import transaction_fix
 from memwal_ops.formats.lance.legacy.index import Emptied, find_emptied, restore_emptied
 from memwal_ops.formats.lance.retention.damage import missing_of_manifest
@@ -37,7 +37,7 @@ def fix_of_legacy(table: Table, finding: Inconsistency) -> Fix[Table] | None:
             return FixAttempt.GONE
         again = _emptied(table)
         source = read_version_manifest(table.store, again.source or 0, table.naming)
-        keep(RowsPlace.name, fragments_of(table.manifest.manifest), fragments_of(source.manifest))
+        keep(ROWS, fragments_of(table.manifest.manifest), fragments_of(source.manifest))
         try:
             restore_emptied(table, again, CommitNote("repair"))
         except CommitLostError:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops import errors
-from memwal_ops.core.quarantine import ObjectPlace
+from memwal_ops.core.quarantine import object_place
 from memwal_ops.core.repair import Fix, FixAttempt, Keep, Loss, UnsafeError
 from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.datasets import readable
@@ -27,7 +27,7 @@ from memwal_ops.formats.lance.generations.generation_files import read_region_co
 from memwal_ops.formats.lance.generations.region_identity import RegionValues, table_spec
 from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path, wal_references
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.jobs.repair.choices import RegionPlace, without_number
+from memwal_ops.formats.lance.jobs.repair.choices import region_place, without_number
 from memwal_ops.formats.lance.log.memtable import build_indexes, generation_indexes
 from memwal_ops.formats.lance.log.region_columns import RegionColumns, region_columns
 from memwal_ops.formats.lance.log.region_files import WalEntry, put_generation, read_entry
@@ -65,7 +65,7 @@ def swap_region(
     table: Table, seen: region_manifest.RegionManifest, wanted: region_manifest.RegionManifest, keep: Keep
 ) -> FixAttempt:
     """Publish the next manifest with the content of ``wanted``, made from ``seen``."""
-    place = RegionPlace(table, seen.region_id)
+    place = region_place(table, seen.region_id)
     before, after = without_number(seen.source), without_number(region_manifest.encode_region_manifest(wanted))
     keep(place.name, before, after)
     return FixAttempt.DONE if place.swap(before, after) else FixAttempt.CONFLICT
@@ -87,7 +87,7 @@ def entry_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
 
     def make(table: Table, keep: Keep) -> FixAttempt:
         manifest = table.region(region_id).latest(checked=True)
-        place = ObjectPlace(table.store, path)
+        place = object_place(table.store, path)
         seen = place.read()
         if entry_id <= (manifest.replay_after_wal_id or 0) or _read(table, region_id, entry_id) is not None:
             return FixAttempt.GONE
@@ -462,7 +462,7 @@ class _Restored:
     def publish(self, table: Table, keep: Keep) -> FixAttempt:
         """Put it, or replace the version that cannot be read; then write the hint, which may name a lost version."""
         store = table.region(self.manifest.region_id)
-        place = ObjectPlace(table.store, store.path(self.manifest.version))
+        place = object_place(table.store, store.path(self.manifest.version))
         seen, data = place.read(), region_manifest.encode_region_manifest(self.manifest)
         keep(place.name, seen, data)
         if not place.swap(seen, data):
