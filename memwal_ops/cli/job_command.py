@@ -245,7 +245,7 @@ def _on_each(
             output = printing.error_document(error) if as_json else f"Error ({error.reason}): {error}\n  {error.remedy}"
             code = error.exit_code
         if not as_json:
-            printing.echo_result(None, f"{chr(10) if codes else ''}{name}\n{output}", as_json=False)
+            printing.echo(printing.with_pages(f"{chr(10) if codes else ''}{name}\n{output}"))
         documents[name] = output
         codes.append(code)
     if not documents:

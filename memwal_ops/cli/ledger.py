@@ -124,6 +124,6 @@ def expected(history: RunHistory, run: Run) -> Expected:
         needs = [need for need in run.report.needs() if need.now]
         if not needs:
             return Expected(None)
-        work = float(sum(need.indexed or need.rows or need.frees for need in needs if need.job == run.job)) or None
+        work = float(sum(need.work for need in needs if need.job == run.job)) or None
     past = spent_by(run.job, history(run.table.location.address, run.job))
     return Expected(expected_cost(past, work, *history.prices))

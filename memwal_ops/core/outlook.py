@@ -210,7 +210,7 @@ def _step(table: Table, need: Need, past: PastRuns) -> Step:
     estimated = table.format.work_of(table, need) if isinstance(table.format, EstimatesWork) else None
     adds = 0 if estimated is None else estimated.adds
     done = ((run.seconds, rows_done(need.job, run.report)) for run in past(table.location.address, need.job))
-    by_rate = seconds_at(need.indexed or need.rows or need.frees, done)
+    by_rate = seconds_at(need.work, done)
     if by_rate is not None:
         return Step(need.job, by_rate, "last_run", adds)
     return Step(need.job, None, None, 0) if estimated is None else Step(need.job, estimated.seconds, "estimate", adds)

@@ -84,6 +84,11 @@ class Need:
     versions: int = 0
     indexed: int = 0
 
+    @property
+    def work(self) -> int:
+        """Its size, as the runs of the job count it: rows, or the bytes that it frees; 0: not known."""
+        return self.indexed or self.rows or self.frees
+
     def to_json(self) -> dict[str, Any]:
         """The ``needs`` entry."""
         now = {"job": self.job, "what": self.what, "rows": self.rows, "bytes_freed": self.frees}
