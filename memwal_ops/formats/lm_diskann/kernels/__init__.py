@@ -1,20 +1,30 @@
 """Compiled code: distances, checksums, block reads, beam search, pruning, insertion and the bulk build (numba).
 
-It is compiled when it is first called, and kept beside these files or in ``NUMBA_CACHE_DIR``; where neither can be
-written, below the user's home. Processes share it.
+It is compiled when it is first called, and kept in ``NUMBA_CACHE_DIR``, beside these files, below the user's home, or in
+the folder of the systemd unit or the pod, whichever is the first that can be written. Processes share it; where there is
+none, each compiles for itself.
 """
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from numba.core import caching, event
-
+from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.log import get_logger
+
+try:
+    from numba.core import caching, event
+except PermissionError as error:
+    raise UnsupportedFeatureError(
+        f"LM-DiskANN compiles code while it runs, which this system refuses its processes: {error}",
+        remedy="Allow it: MemoryDenyWriteExecute=no in a systemd unit, execmem in SELinux.",
+    ) from error
 
 
 class _Compilations(event.Listener):  # type: ignore[misc] # numba has no types
@@ -69,3 +79,26 @@ def _stamp(locator: Any) -> Any:
 
 
 caching._SourceFileBackedLocatorMixin.get_source_stamp = _stamp  # noqa: SLF001 - as above
+
+
+class _LastLocator(caching.UserWideCacheLocator):  # type: ignore[misc] # as above
+    """Where units and pods may write: numba's own locators find nothing there, and then it refuses to compile."""
+
+    def __init__(self, function: Any, file: str) -> None:
+        super().__init__(function, file)
+        self._cache_path = os.path.join(_last_folder(), self.get_suitable_cache_subpath(file))
+
+
+@cache
+def _last_folder() -> str:
+    given = (os.environ.get(name, "").split(":")[0] for name in ("CACHE_DIRECTORY", "STATE_DIRECTORY"))
+    for folder in given:
+        if folder and os.access(folder, os.W_OK):
+            return os.path.join(folder, "compiled")
+    _kept.append(TemporaryDirectory(prefix="memwal-ops-compiled-"))
+    return _kept[0].name
+
+
+# Removed when this process ends.
+_kept: list[TemporaryDirectory[str]] = []
+caching.CacheImpl._locator_classes.append(_LastLocator)  # noqa: SLF001 - as above

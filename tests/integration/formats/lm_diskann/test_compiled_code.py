@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import pkgutil
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -75,3 +77,50 @@ def test_a_change_of_one_file_compiles_its_callers_in_others_anew(monkeypatch: p
     assert caching.InTreeCacheLocator(stamps, caching.__file__).get_source_stamp() == other, (
         "other packages keep theirs"
     )
+
+
+def _unit(tmp_path: Path, **environment: str) -> list[str]:
+    """Where kernels are kept, by a process that can write neither the package nor its home."""
+    program = """
+import os
+from numba.core import caching
+caching.InTreeCacheLocator.from_function = caching.UserWideCacheLocator.from_function
+from memwal_ops.formats.lm_diskann.kernels import distances
+print(distances.squared._cache.cache_path, os.path.isdir(distances.squared._cache.cache_path))
+"""
+    nowhere = {"HOME": "/proc/none", "XDG_CACHE_HOME": "/proc/none", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True,
+        env={**os.environ, **nowhere, **environment},
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+def test_a_unit_keeps_them_in_its_own_folder(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    kept, is_there = _unit(tmp_path, CACHE_DIRECTORY=str(tmp_path / "none"), STATE_DIRECTORY=f"{state}:/other")
+    assert (Path(kept).parent, is_there) == (state / "compiled", "True")
+
+
+def test_without_any_folder_each_process_compiles(tmp_path: Path) -> None:
+    kept, is_there = _unit(tmp_path, CACHE_DIRECTORY="", STATE_DIRECTORY="")
+    assert Path(kept).parent.name.startswith("memwal-ops-compiled-")
+    assert is_there == "True"
+    assert not list(tmp_path.glob("memwal-ops-compiled-*")), "it went with the process"
+
+
+def test_a_system_without_executable_memory_is_named(folder: str) -> None:
+    """As ``MemoryDenyWriteExecute`` of a unit, or SELinux, has it."""
+    lm_diskann.create(folder, dimension=4).close()
+    deny = """
+import ctypes, os, sys
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN
+    sys.exit(77)
+os.execv(sys.executable, [sys.executable, "-m", "memwal_ops", "inspect", sys.argv[1]])
+"""
+    done = subprocess.run([sys.executable, "-c", deny, folder], capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("this kernel has no PR_SET_MDWE (Linux 6.3)")
+    assert done.returncode == 8, done.stderr
+    assert "MemoryDenyWriteExecute=no" in done.stderr
