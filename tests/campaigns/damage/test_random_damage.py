@@ -115,13 +115,17 @@ PLACES = (
 
 
 def test_repair_loses_no_row(whole: LsmTable, tmp_path: Path) -> None:
-    """Every version and every generation that reads before a repair reads the same after it, and after its undoing."""
+    """Every version and every generation that reads right before a repair does so after it, and after its undoing.
+
+    Rightly: a generation whose manifest is that of another one reads, with the rows of the other; a repair writes it anew.
+    """
     fixed: Counter[str] = Counter()
+    right = readable(whole.uri)
     for number in range(DAMAGES):
         random_ = random.Random(CAMPAIGN_SEED * 10_000 + number)
         uri = damage.copy_table(whole.uri, str(tmp_path / "t.lance"))
         how = " and ".join(harm(uri, random_, random_.choice(PLACES)) for _ in range(random_.randint(1, 3)))
-        before = readable(uri)
+        before = {name: rows for name, rows in readable(uri).items() if rows == right.get(name)}
         try:
             document = run_job(uri, "repair", apply=True).to_json()
             assert kept_in(before, readable(uri)), how
