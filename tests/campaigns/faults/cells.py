@@ -275,7 +275,9 @@ class _Run:
         assert not left["other"], left["other"]
         for kind in sorted(_LEFT_WHEN_HIT):
             assert kind in allowed or not left[kind], f"left behind: {left[kind]}"
-        assert len(left["detached manifest"]) + len(left["staged version"]) <= 1
+        # A merge has two: what pylance built, and with the progress, which pylance opens before it is published.
+        assert len(left["detached manifest"]) <= 2
+        assert len(left["staged version"]) <= 1
         for kind in ("probe", "clock", "expiries"):
             assert hit or not left[kind], f"left behind: {left[kind]}"
 

@@ -102,7 +102,7 @@ def publish_beside(patch: Patch) -> None:
     """A version is put where it belongs, whatever stands there."""
 
     def put(table: Any, data: bytes, version: int) -> None:
-        table.store.put(publication.version_path(version, table.naming), data)
+        table.store.put(version_path(version, table.naming), data)
 
     patch.setattr(commit, "publish", put)
     patch.setattr(commit, "refuse_if_not_newest", lambda *_: None)

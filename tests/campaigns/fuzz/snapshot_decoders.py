@@ -135,7 +135,7 @@ def snapshot_of_regions(data: bytes) -> object:
                     region.replay_after_wal_id,
                 )
                 assert row.state.flushed_generations == region.flushed_generations
-        assert build(rows.to_pylist(), specs).schema == rows.schema
+        assert build(memwal_index.as_rows(rows), specs).schema == rows.schema
     for region in regions:
         memwal_index.check_fields(region, specs)
     return regions
