@@ -117,7 +117,7 @@ PLACES = (
 def test_repair_loses_no_row(whole: LsmTable, tmp_path: Path) -> None:
     """Every version and every generation that reads right before a repair does so after it, and after its undoing.
 
-    Rightly: a generation whose manifest is that of another one reads, with the rows of the other; a repair writes it anew.
+    Rightly: a generation whose manifest is that of another one reads, with the rows of the other; a repair corrects it.
     """
     fixed: Counter[str] = Counter()
     right = readable(whole.uri)
