@@ -38,7 +38,7 @@ class Place:
     def run(self, command: str, *arguments: str) -> tuple[int, dict[str, Any]]:
         options = [part for key, value in self.options.items() for part in ("--storage-option", f"{key}={value}")]
         found = run_here(self.capfd, command, self.table.uri, "--json", *arguments, *options)
-        assert "\n" not in found.document.get("error", {}).get("message", "")
+        assert "\n" not in (found.document.get("error") or {}).get("message", "")  # of a compaction it may be null
         return found.code, found.document
 
     def sound(self) -> None:
