@@ -64,6 +64,8 @@ STEPS = (
 )
 # On a disk, as users' tables are: other runs of the tests write to memory.
 _DISK = {"TMPDIR": tempfile.gettempdir()}
+# The words of this target, which make hands down: ONLY is another thing for mutate and neighbours.
+_OURS = {"MAKEFLAGS", "MAKEOVERRIDES", "ONLY", "FROM", "SKIP"}
 _ENVIRONMENT = {"test": _DISK, "campaigns": _DISK, "stores": {"MEMWAL_OPS_REAL_STORES": "1"}}
 
 
@@ -106,9 +108,10 @@ class Checklist:
 
     def _ran(self, step: Step) -> Result:
         log, begun = self._file.with_name(f"{step.name}.log"), time.monotonic()
+        inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
         with log.open("wb") as out:
             done = subprocess.run(
-                step.command, cwd=ROOT, env={**os.environ, **_ENVIRONMENT.get(step.name, {})},
+                step.command, cwd=ROOT, env={**inherited, **_ENVIRONMENT.get(step.name, {})},
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, check=False,
             )  # fmt: skip
         note = last_words(log.read_text(errors="replace"))

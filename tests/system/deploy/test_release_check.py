@@ -57,6 +57,16 @@ def test_a_step_that_fails_is_named_and_stops_no_other(check, tmp_path: Path) ->
     assert page.count("| passed |") == 3
 
 
+def test_a_step_does_not_get_the_words_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``make release-check ONLY=mutate`` is no ``make mutate ONLY=mutate``, which names a module."""
+    monkeypatch.setattr(release_check, "_git", lambda *_: "c0ffee")
+    monkeypatch.setenv("MAKEFLAGS", " -- ONLY=mutate")
+    monkeypatch.setenv("ONLY", "mutate")
+    monkeypatch.setenv("PYTEST_ARGS", "-n 3")
+    code = "import os; assert not {'MAKEFLAGS', 'ONLY'} & os.environ.keys() and os.environ['PYTEST_ARGS'] == '-n 3'"
+    assert release_check.main(["--only", "mutate"], [step("mutate", code)], tmp_path) == 0
+
+
 def test_parts_of_the_list(check, tmp_path: Path) -> None:
     code, ran, page = check("--only", "a")
     assert (code, ran, page.count("| not run |")) == (0, "a", 2)
