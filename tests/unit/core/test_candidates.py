@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from memwal_ops.core.candidates import Candidate, Gate, Verdict, age_gate, unrecognized
+from memwal_ops.core.candidates import Candidate, CollectionReport, Gate, Verdict, age_gate, unrecognized
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 MET, OPEN = Gate(met=True, text="met"), Gate(met=False, text="open")
@@ -77,3 +77,33 @@ def test_age(ago: int, limit: int, met: bool) -> None:
 def test_age_as_text(seconds: int, text: str) -> None:
     gate = age_gate("last written", NOW - timedelta(seconds=seconds), timedelta(days=1), NOW)
     assert gate.text == f"last written, {text} ago; kept for 1 d"
+
+
+def test_a_gate_tells_when_it_is_met() -> None:
+    written, day = NOW - timedelta(hours=1), timedelta(days=1)
+    assert age_gate("written", written, day, NOW).until == written + day
+    assert age_gate("written", NOW - day, day, NOW).until is None
+
+
+def test_a_report_counts_all_and_names_some() -> None:
+    report: CollectionReport[Candidate] = CollectionReport(applied=False, limit=1, run_id="r", seconds=1.5)
+    for one in (candidate(MET), candidate(MET), candidate(OPEN), unrecognized("x/y", 5, "not ours")):
+        report.add(one)
+    report.add(Candidate("list", "z", 1, 1, (OPEN,), drain=True))
+    report.add(Candidate("list", "z", 1, 1, (OPEN,), drain=True))
+    document = report.to_json()
+    assert document["counts"] == {
+        "data": {"delete": 2, "held": 1, "unknown": 0},
+        "unknown": {"delete": 0, "held": 0, "unknown": 1},
+        "list": {"delete": 0, "held": 2, "unknown": 0},
+    }
+    assert (document["delete"], document["truncated"]) == ([candidate(MET).to_json()], True)
+    assert (document["seconds"], document["bytes_reclaimable"], report.drainable) == (1.5, 14, 2)
+    first, table, held, unknown, closing = report.describe().split("\n\n")
+    assert first == "planned: 14 B deletable, 2 parts drainable; nothing was changed."
+    assert [line.split() for line in table.splitlines()] == [
+        ["deletable", "held", "unknown"], ["data", "2", "1", "0"], ["unknown", "0", "0", "1"], ["list", "0", "2", "0"],
+    ]  # fmt: skip
+    assert held == "Held:\n  a/b (7 B): open\n  z and 1 more (2 B): open"
+    assert unknown == "Unknown, and kept:\n  x/y (5 B): not ours"
+    assert "every check is then repeated" in closing

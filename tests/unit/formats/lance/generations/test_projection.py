@@ -12,6 +12,7 @@ from memwal_ops.formats.lance.generations.projection import (
     Node,
     Projection,
     SchemaProjectionError,
+    conformed,
     plan_projection,
     renumbered,
 )
@@ -205,3 +206,26 @@ def test_a_list_is_not_a_large_list() -> None:
 def test_ids_can_be_exchanged() -> None:
     ids = {2: 20, 3: 30, 4: 40}
     assert renumbered(INNER, ids) == struct(20, "s", node(30, "x"), node(40, "y", TEXT))
+
+
+def test_rows_take_the_types_of_a_schema() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": pa.array([1, 2], pa.int32()), "b": ["x", "y"]})
+    schema = pa.schema([pa.field("a", INT, nullable=False), pa.field("b", pa.large_string())])
+    assert conformed(rows, schema).to_pydict() == {"a": [1, 2], "b": ["x", "y"]}
+    assert conformed(rows, schema).schema == schema
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "path"),
+    [
+        (INT, [1, None], "c"),
+        (pa.struct([pa.field("x", INT, nullable=False)]), [{"x": 1}, {"x": None}], "c.x"),
+        (pa.list_(pa.field("item", INT, nullable=False)), [[1], [None]], "c.item"),
+        (pa.map_(INT, pa.field("value", INT, nullable=False)), [[(1, 2)], [(3, None)]], "c.value"),
+    ],
+)
+def test_a_required_field_without_a_value_is_refused(kind: pa.DataType, values: list[Any], path: str) -> None:
+    field = pa.field("c", kind, nullable=path != "c")
+    rows = pa.RecordBatch.from_arrays([pa.array(values, kind)], schema=pa.schema([field]))
+    with pytest.raises(SchemaProjectionError, match=f"'{path}' is NULL"):
+        conformed(rows, pa.schema([field]))
