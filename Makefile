@@ -33,10 +33,10 @@ test: $(VENV)/.compiled  ## Run what a change must pass (10 minutes on 2 idle co
 	@$(BIN)/python -m pytest -m "$(QUICK)" $(PYTEST_ARGS)
 
 # CAMPAIGN_SEED=N runs other random cases than the last time. FAULT_PARTS, SIM_HISTORIES and others say how many: tests/README.md.
-campaigns: $(VENV)/.dev  ## Run what make test leaves out: random and exhaustive runs, long tests, Spark (40 minutes)
+campaigns: $(VENV)/.dev  ## Run what make test leaves out: random and exhaustive runs, long tests, Spark (80 minutes)
 	@$(BIN)/python -m pytest -m "campaign or long or spark" $(PYTEST_ARGS)
 
-test-all: test campaigns test-airflow  ## Run every test there is (an hour)
+test-all: test campaigns test-airflow  ## Run every test there is (90 minutes)
 
 # Airflow pins more than a hundred packages of its own, so it gets an environment of its own.
 test-airflow: $(AIRFLOW_VENV)/.ready  ## Run operators, sensor and example DAG in a real Airflow (some minutes; SHORT=1: without its services)
@@ -61,7 +61,7 @@ audit: $(VENV)/.dist  ## Look for known vulnerabilities in the pinned packages (
 
 # ONLY="dist site": these alone. FROM=dist: this and those after it. SKIP="models=no spin here": not that one. What passed on this
 # commit is not run again. build/release-check.md has the table.
-release-check: $(VENV)/.dev  ## Walk the checklist of a release: all tests, real stores, dist, site, audit, mutants, figures (hours)
+release-check: $(VENV)/.dev  ## Walk the checklist of a release: all tests, real stores, dist, site, audit, mutants, figures (two hours)
 	@$(BIN)/python -m tools.release_check $(ONLY:%=--only %) $(if $(FROM),--from $(FROM)) $(if $(SKIP),--skip "$(SKIP)")
 
 lint: $(VENV)/.dev protos-check docs-check  ## Check style, types, layers and generated code (a minute)
@@ -84,7 +84,7 @@ bench: $(VENV)/.dev  ## Measure merges and snapshots against today's ways and ag
 	@RUST_LOG=off $(BIN)/python -m benchmarks.large
 
 # AGAINST=release: exit code 1 if one is worse by more than 15 % than the last release's. OUT=FILE keeps them.
-figures: $(VENV)/.dev  ## Measure the figures that releases are compared by: requests, and ratios, no times (15 minutes)
+figures: $(VENV)/.dev  ## Measure the figures that releases are compared by: requests, and ratios, no times (6 minutes)
 	@RUST_LOG=off $(BIN)/python -m benchmarks.figures $(if $(AGAINST),--against $(AGAINST)) $(if $(OUT),--out $(OUT))
 
 bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)
@@ -108,7 +108,7 @@ pairs: $(VENV)/.dev  ## Walk all pairs of what a table can be, each with its own
 	@RUST_LOG=off PAIRS_SEED="$(PAIRS_SEED)" PAIRS_ROWS="$(PAIRS_ROWS)" $(BIN)/python -m tests.campaigns.pairs.walk
 
 # NEIGHBOUR_TURNS=N: turns of each. ONLY=duckdb: those whose names contain it. CLIENT_ENVIRONMENTS: the folder of the environments, which stay.
-neighbours: $(VENV)/.dev  ## Let DuckDB, LanceDB, lance-context, daft-lance, lance-ray and others share tables with our jobs (an hour, 8 GB)
+neighbours: $(VENV)/.dev  ## Let DuckDB, LanceDB, lance-context, daft-lance, lance-ray and others share tables with our jobs (10 minutes, 8 GB)
 	@LANCE_LOG=error nice $(BIN)/python -m tests.campaigns.neighbours.walk $(ONLY:%=--only %)
 
 replay: $(VENV)/.dev  ## Run one simulated history again, step by step (SEED=7)
