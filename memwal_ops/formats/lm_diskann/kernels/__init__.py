@@ -81,7 +81,7 @@ def _stamp(locator: Any) -> Any:
 caching._SourceFileBackedLocatorMixin.get_source_stamp = _stamp  # noqa: SLF001 - as above
 
 
-class _LastLocator(caching.UserWideCacheLocator):  # type: ignore[misc] # as above
+class _LastLocator(caching.UserWideCacheLocator):  # type: ignore[misc] # numba has no types
     """Where units and pods may write: numba's own locators find nothing there, and then it refuses to compile."""
 
     def __init__(self, function: Any, file: str) -> None:
@@ -89,16 +89,18 @@ class _LastLocator(caching.UserWideCacheLocator):  # type: ignore[misc] # as abo
         self._cache_path = os.path.join(_last_folder(), self.get_suitable_cache_subpath(file))
 
 
-@cache
 def _last_folder() -> str:
-    given = (os.environ.get(name, "").split(":")[0] for name in ("CACHE_DIRECTORY", "STATE_DIRECTORY"))
-    for folder in given:
+    for name in ("CACHE_DIRECTORY", "STATE_DIRECTORY"):
+        folder = os.environ.get(name, "").split(":")[0]
         if folder and os.access(folder, os.W_OK):
             return os.path.join(folder, "compiled")
-    _kept.append(TemporaryDirectory(prefix="memwal-ops-compiled-"))
-    return _kept[0].name
+    return _temporary_folder().name
 
 
-# Removed when this process ends.
-_kept: list[TemporaryDirectory[str]] = []
-caching.CacheImpl._locator_classes.append(_LastLocator)  # noqa: SLF001 - as above
+@cache
+def _temporary_folder() -> TemporaryDirectory[str]:
+    """One for this process, removed when it ends."""
+    return TemporaryDirectory(prefix="memwal-ops-compiled-")
+
+
+caching.CacheImpl._locator_classes.append(_LastLocator)  # noqa: SLF001 - numba takes locators by no other way
